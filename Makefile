@@ -1,0 +1,36 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all lint types bench clean
+
+demo: .venv/installed
+	$(BIN)/fedbilevel demo
+
+test: .venv/developed
+	$(BIN)/pytest
+
+test-all: .venv/developed
+	$(BIN)/pytest -m ""
+
+lint: .venv/developed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/developed
+	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python benchmarks/simfbo_round.py
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedbilevel needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/developed: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,60 @@
+"""Federated bilevel optimization: one algorithm text, simulated in one process or deployed across many.
+
+Names are imported when first used, so that `import fedbilevel` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbilevel.algorithms import ALGORITHMS as ALGORITHMS
+    from fedbilevel.algorithms.base import Algorithm as Algorithm
+    from fedbilevel.algorithms.base import algorithm as algorithm
+    from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
+    from fedbilevel.algorithms.fedbio import FedBiO as FedBiO
+    from fedbilevel.algorithms.fedbio_local import FedBiOLocal as FedBiOLocal
+    from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
+    from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+    from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
+    from fedbilevel.clients import Clients as Clients
+    from fedbilevel.clients import at_client as at_client
+    from fedbilevel.clients import iterate as iterate
+    from fedbilevel.errors import Diverged as Diverged
+    from fedbilevel.errors import InputError as InputError
+    from fedbilevel.participation import Bernoulli as Bernoulli
+    from fedbilevel.participation import Dropouts as Dropouts
+    from fedbilevel.participation import Everyone as Everyone
+    from fedbilevel.participation import Uniform as Uniform
+    from fedbilevel.population import Client as Client
+    from fedbilevel.population import Population as Population
+    from fedbilevel.problem import Problem as Problem
+    from fedbilevel.solve import Solution as Solution
+    from fedbilevel.solve import solve as solve
+
+_MODULES = {
+    name: module
+    for module, names in {
+        "algorithms": ["ALGORITHMS"],
+        "algorithms.base": ["Algorithm", "algorithm"],
+        "clients": ["Clients", "at_client", "iterate"],
+        "errors": ["Diverged", "InputError"],
+        "participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
+        "population": ["Client", "Population"],
+        "problem": ["Problem"],
+        "solve": ["Solution", "solve"],
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> Any:
+    from fedbilevel.algorithms import ALGORITHMS
+
+    for entry in ALGORITHMS.values():
+        if entry.name == name:
+            return entry.load()
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"fedbilevel.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m fedbilevel`"""
+
+from fedbilevel.cli import main
+
+main()

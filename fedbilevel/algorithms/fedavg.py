@@ -1,0 +1,42 @@
+"""FedAvg: trains y on the lower loss alone, with x as it starts. Shows what the upper level gains.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, Communication-Efficient Learning of Deep
+Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
+
+    I local steps y_m ← y_m - γ ∇_y g_m(x, y_m),    then y ← average of y_m.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.clients import Client, Clients, at_client, iterate
+from fedbilevel.problem import Pair
+from fedbilevel.settings import count, step_size
+
+
+@algorithm
+class FedAvg(Algorithm):
+    """Local SGD on the lower loss; x stays as it is."""
+
+    gamma: float = step_size(0.1, "γ, step on y")
+    local_steps: int = count(5, "I, local steps between two averagings")
+
+    @at_client
+    def descend(self, client: Client, x: Array, y: Array) -> Array:
+        def local_step(k: Any, y: Array) -> Array:
+            return y - self.gamma * client.problem.gy(x, y, client.batch(k))
+
+        return iterate(self.local_steps, local_step, y)
+
+    def init(self, x: Array, y: Array, clients: Clients) -> Pair:
+        return Pair(x, y)
+
+    def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
+        return Pair(state.x, clients.draw().mean(self.descend, state.x, state.y))
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 1

@@ -1,0 +1,52 @@
+"""FedBiO: local steps on x, y and u, all averaged every I steps.
+
+J. Li, F. Huang and H. Huang, Communication-Efficient Federated Bilevel Optimization with Global and Local
+Lower Level Problems, NeurIPS 2023, Algorithm 2 and Eq. (6).
+
+With D of `Problem.direction`, on mutually independent minibatches, all at the values of iteration t,
+
+    x ← x - η D_x,    y ← y - γ D_y,    u ← P_r(u - τ D_u).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.clients import Client, Clients, at_client, iterate
+from fedbilevel.problem import Point
+from fedbilevel.settings import count, flag, step_size
+
+
+@algorithm
+class FedBiO(Algorithm):
+    """Local steps on x, y and u, averaged every I steps."""
+
+    eta: float = step_size(0.1, "η, step on x")
+    gamma: float = step_size(0.1, "γ, step on y")
+    tau: float = step_size(0.1, "τ, step on u")
+    radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    local_steps: int = count(5, "I, local steps between two averagings", source="the paper's data cleaning")
+    share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
+
+    @at_client
+    def descend(self, client: Client, z: Point) -> Point:
+        """The client's point after its local steps."""
+
+        def local_step(k: Any, z: Point) -> Point:
+            d = client.problem.direction(z, client.five_batches(k, shared=self.share_batch))
+            return z.moved(d, self.eta, self.gamma, self.tau, self.radius)
+
+        return iterate(self.local_steps, local_step, z)
+
+    def init(self, x: Array, y: Array, clients: Clients) -> Point:
+        return Point(x, y, jnp.zeros_like(y))
+
+    def step(self, z: Point, clients: Clients, key: Array) -> Point:
+        return clients.draw().mean(self.descend, z)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 1

@@ -1,0 +1,84 @@
+"""FedBiO-Local: every client has a lower problem of its own; only x travels.
+
+J. Li, F. Huang and H. Huang, Communication-Efficient Federated Bilevel Optimization with Global and Local
+Lower Level Problems, NeurIPS 2023, Algorithm 3 and Eq. (11). I local iterations of
+
+    y_m ← y_m - γ ∇_y g_m(x_m, y_m),    x_m ← x_m - η Φ_m(x_m, y_m),    both at the old values,
+
+then x is averaged; y_m stays. Φ_m is the hypergradient by a Neumann series of Q + 1 terms,
+
+    Φ_m = ∇_x f_m - τ ∇²_xy g_m Σ_{q=-1}^{Q-1} Π_{j=Q-q}^{Q} (I - τ ∇²_yy g_m(·; ξ_j)) ∇_y f_m,
+
+every derivative on a minibatch of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm, LowerLevel, algorithm
+from fedbilevel.clients import Client, Clients, PerClient, at_client, iterate
+from fedbilevel.estimators import neumann
+from fedbilevel.settings import count, step_size
+
+
+class State(NamedTuple):
+    """The averaged x; y_m never leaves client m."""
+
+    x: Array
+    y: PerClient
+
+
+@algorithm
+class FedBiOLocal(Algorithm):
+    """FedBiO for local lower levels: local steps, Neumann hypergradients, x averaged."""
+
+    lower_level: ClassVar[LowerLevel] = "local"
+
+    eta: float = step_size(0.1, "η, step on x")
+    gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")
+    tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
+    neumann_order: int = count(5, "Q, order of the Neumann series, of Q + 1 terms", least=0)
+    local_steps: int = count(5, "I, local steps between two averagings")
+
+    def hypergradient(self, client: Client, x: Array, y: Array, k: Any) -> Array:
+        """Φ_m, Eq. (11), on the k-th Q + 3 minibatches of this call"""
+        problem, first = client.problem, k * (self.neumann_order + 3) + 1
+
+        def hessian(j: Any, v: Array) -> Array:
+            return problem.gyy(x, y, client.batch(first + 2 + j), v)
+
+        v = problem.fy(x, y, client.batch(first))
+        u = neumann(hessian, v, self.tau, self.neumann_order + 1)
+        direct = client.batch(first + 1)
+        return problem.fx(x, y, direct) - problem.gxy(x, y, direct, u)
+
+    @at_client
+    def begin(self, client: Client, y: Array) -> Array:
+        return y
+
+    @at_client
+    def descend(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
+        def local_step(k: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            x, y = carry
+            gradient = client.problem.gy(x, y, client.batch(k * (self.neumann_order + 3)))
+            return x - self.eta * self.hypergradient(client, x, y, k), y - self.gamma * gradient
+
+        return iterate(self.local_steps, local_step, (x, y))
+
+    @at_client
+    def shared(self, client: Client, xy: tuple[Array, Array]) -> Array:
+        return xy[0]
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        return State(x, clients.everyone().map(self.begin, y))
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        S = clients.draw()
+        xy = S.map(self.descend, state.x, S.take(state.y))
+        return State(S.mean(self.shared, xy), S.put(state.y, xy[1]))
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 1

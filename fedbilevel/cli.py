@@ -1,0 +1,243 @@
+"""The command. Heavy imports wait until a command needs them, so that `--help` and `list` answer at once."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.exceptions import TyperException
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.registry import Entry, find
+from fedbilevel.settings import nearest, settings
+from fedbilevel.tasks import TASKS
+
+if TYPE_CHECKING:
+    from fedbilevel.runs import RunFolder
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+
+DEMO = {"rounds": 600, "every": 20}
+
+Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace runs that the folder already holds.")]
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")],
+    algorithms: Annotated[list[str], typer.Argument(help="One or more algorithms to run and compare.", metavar="ALGORITHM...")],
+    rounds: Annotated[
+        int | None, typer.Option(help="Budget of communication rounds, the same for every algorithm. [1000]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of outer steps instead of rounds.")] = None,
+    clients_per_round: Annotated[
+        int | None, typer.Option(help="How many clients take part in a round; all unless given.")
+    ] = None,
+    bernoulli: Annotated[float | None, typer.Option(help="Probability that a client takes part, instead of a number.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Probability that a drawn client drops out.")] = None,
+    seed: Annotated[int, typer.Option(help="Of all randomness of the run.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Hyperparameter NAME=VALUE, or ALGORITHM.NAME=VALUE for one of several.")
+    ] = None,
+    knob: Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")] = None,
+    every: Annotated[int, typer.Option(help="Rounds between two metrics.")] = 10,
+    chunk_size: Annotated[int | None, typer.Option(help="Clients computed at once, to bound memory.")] = None,
+    loss_bound: Annotated[float, typer.Option(help="A loss above this counts as divergence.")] = 1e6,
+    data: Annotated[str, typer.Option(help="Folder of data sets that are not bundled.")] = "",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Run algorithms on a task, with the same budget each, and compare them."""
+    find(TASKS, "task", task)
+    for name in algorithms:
+        find(ALGORITHMS, "algorithm", name)
+    if len(set(algorithms)) < len(algorithms):
+        raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
+    if rounds is not None and steps is not None:
+        raise InputError("give either --rounds or --steps, not both")
+    rest: dict[str, Any] = dict(
+        rounds=1000 if rounds is None and steps is None else rounds,
+        steps=steps,
+        clients_per_round=clients_per_round,
+        bernoulli=bernoulli,
+        dropout=dropout,
+        seed=seed,
+        every=every,
+        chunk_size=chunk_size,
+        loss_bound=loss_bound,
+        data=str(Path(data).resolve()) if data else "",
+    )
+    _start(task, _assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
+
+
+@app.command()
+def demo(out: Out = None, force: Force = False) -> None:
+    """Clean noisy labels across ten clients with FedBiOAcc, and FedAvg on the same data beside it."""
+    console.print(
+        "Ten clients hold handwritten digits; 40 % of their training labels were replaced by random ones, and each\n"
+        "client's few clean samples are of one class only. FedBiOAcc learns together which samples to trust;\n"
+        "FedAvg trusts them all.\n"
+    )
+    _start("data-cleaning", {}, {"fedbioacc": {}, "fedavg": {}}, DEMO, out or _new_folder("demo"), force)
+
+
+@app.command()
+def resume(directory: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")]) -> None:
+    """Go on with runs that were stopped or killed."""
+    from fedbilevel.runs import RunFolder
+
+    _execute(directory, RunFolder.find(directory))
+
+
+@app.command()
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("comparison.png"),
+) -> None:
+    """Show runs side by side, as a table and a picture."""
+    from fedbilevel import report
+    from fedbilevel.runs import RunFolder
+
+    curves = report.curves([folder for directory in directories for folder in RunFolder.find(directory)])
+    headlines = sorted({curve.headline for curve in curves})
+    if len(headlines) > 1:
+        raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
+    report.picture(curves, out)
+    console.print(report.table(curves))
+    console.print(f"picture: {out}", soft_wrap=True)
+
+
+@app.command("list")
+def list_() -> None:
+    """Name the algorithms and the tasks, a line each."""
+    for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
+        shown = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", show_header=False)
+        for name, entry in table.items():
+            shown.add_row(name, entry.summary, entry.paper)
+        console.print(shown, soft_wrap=True)
+
+
+@app.command()
+def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -> None:
+    """Explain an algorithm or a task: what it does, its settings, their defaults and where they come from."""
+    known: dict[str, Entry] = {**ALGORITHMS, **TASKS}
+    if name not in known:
+        raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
+    cls = known[name].load()
+    console.print(sys.modules[cls.__module__].__doc__, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("setting", "default", "meaning", "must be", "default from"):
+        table.add_column(column, overflow="fold")
+    for field, setting in settings(cls).items():
+        table.add_row(field, str(getattr(cls, field)), setting.meaning, setting.wanted, setting.source or "ours")
+    console.print(table)
+    for task, entry in TASKS.items() if name in ALGORITHMS else ():
+        suited = getattr(entry.load(), "suited", {}).get(name)
+        if suited:
+            console.print(f"\non {task}: " + ", ".join(f"{k} = {v}" for k, v in suited.items()), soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command; what a user can mend comes as one line, with exit code 2."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        app(standalone_mode=False)
+    except InputError as error:
+        _fail(str(error), 2)
+    except TyperException as error:
+        _fail(error.format_message(), 2)
+    except Diverged as error:
+        _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"{error.filename or 'the file system'}: {error.strerror or error}", 1)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"fedbilevel: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _start(
+    task: str, knobs: dict[str, Any], algorithms: dict[str, dict[str, Any]], rest: dict[str, Any], out: Path, force: bool
+) -> None:
+    """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
+    from fedbilevel.configuration import Configuration
+    from fedbilevel.runs import RunFolder
+
+    configurations = [Configuration.resolve(task, knobs, name, values, **rest) for name, values in algorithms.items()]
+    for configuration in configurations:
+        configuration.experiment()
+    _execute(out, [RunFolder.create(out / c.algorithm, c, force) for c in configurations])
+
+
+def _execute(directory: Path, folders: list[RunFolder]) -> None:
+    from fedbilevel import progress, report
+    from fedbilevel.runs import Interrupted, stop_request
+
+    diverged = []
+    try:
+        with stop_request() as stop:
+            for folder in folders:
+                configuration = folder.configuration
+                headline = find(TASKS, "task", configuration.task).load().headline
+                try:
+                    with progress.shown(console, configuration, headline) as observe:
+                        folder.execute(stop, observe)
+                except Diverged as error:
+                    diverged.append(str(error))
+                stop.check()
+    except Interrupted as interrupted:
+        _fail(f"stopped; go on with: fedbilevel resume {directory}", 128 + interrupted.signum)
+    except OSError as error:
+        _fail(f"{error.filename or directory}: {error.strerror or error}; then go on with: fedbilevel resume {directory}", 1)
+    curves = report.curves([folder for folder in folders if folder.rows()])
+    picture = directory / "curves.png"
+    report.picture(curves, picture)
+    console.print()
+    console.print(report.table(curves))
+    console.print(f"\nruns: {directory}\ncurves: {picture}", soft_wrap=True)
+    if diverged:
+        raise Diverged("\n".join(diverged))
+
+
+def _assignments(texts: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{text!r} is not of the form NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Each algorithm's own values: those set for it by name, and those set for all that have such a field."""
+    fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
+    values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
+    for name, value in _assignments(texts).items():
+        owner, dot, field = name.rpartition(".")
+        if dot and owner not in values:
+            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")
+        takers = [owner] if dot else [a for a in algorithms if field in fields[a]]
+        known = list(dict.fromkeys(f for a in ([owner] if dot else algorithms) for f in fields[a]))
+        if field not in known:
+            raise InputError(f"{owner or ' and '.join(algorithms)} has no hyperparameter {field!r}{nearest(field, known)}")
+        for taker in takers:
+            values[taker][field] = value
+    return values
+
+
+def _new_folder(name: str) -> Path:
+    stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())

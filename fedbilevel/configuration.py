@@ -1,0 +1,99 @@
+"""The full, resolved description of a run: what its folder stores, and what repeats or resumes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError
+from fedbilevel.experiment import Experiment
+from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
+from fedbilevel.registry import find
+from fedbilevel.settings import configure
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.base import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """Names and plain values only, so that it can be written down and read back."""
+
+    task: str
+    knobs: Mapping[str, Any]
+    algorithm: str
+    hyperparameters: Mapping[str, Any]
+    rounds: int | None = None
+    steps: int | None = None
+    clients_per_round: int | None = None
+    bernoulli: float | None = None
+    dropout: float | None = None
+    seed: int = 0
+    every: int = 10
+    chunk_size: int | None = None
+    loss_bound: float = 1e6
+    data: str = ""
+
+    @classmethod
+    def resolve(
+        cls, task: str, knobs: Mapping[str, Any], algorithm: str, hyperparameters: Mapping[str, Any], **rest: Any
+    ) -> Configuration:
+        """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
+        task_class = find(TASKS, "task", task).load()
+        algorithm_class = find(ALGORITHMS, "algorithm", algorithm).load()
+        suited = getattr(task_class, "suited", {}).get(algorithm, {})
+        knobs = dataclasses.asdict(configure(task_class, task, knobs))
+        hyperparameters = dataclasses.asdict(configure(algorithm_class, algorithm, {**suited, **hyperparameters}))
+        return cls(task, knobs, algorithm, hyperparameters, **rest)
+
+    @classmethod
+    def parse(cls, text: str) -> Configuration:
+        """From the JSON that `text` wrote; `InputError` if it is something else."""
+        try:
+            values = json.loads(text)["configuration"]
+            return cls(**values)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"this is not the configuration of a run ({type(error).__name__}: {error})") from None
+
+    def plain(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return dataclasses.asdict(self)
+
+    def fingerprint(self) -> str:
+        """Equal for equal configurations alone."""
+        return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
+
+    def participation(self) -> Participation:
+        """How cohorts are drawn."""
+        if self.clients_per_round is not None and self.bernoulli is not None:
+            raise InputError("give either clients per round or a probability to take part, not both")
+        chosen: Participation = Everyone()
+        if self.clients_per_round is not None:
+            chosen = Uniform(self.clients_per_round)
+        if self.bernoulli is not None:
+            chosen = Bernoulli(self.bernoulli)
+        return chosen if self.dropout is None else Dropouts(chosen, self.dropout)
+
+    def experiment(self) -> Experiment:
+        """What it describes, ready to run."""
+        return Experiment(
+            _built(self.task, tuple(self.knobs.items()), self.data),
+            configure(find(ALGORITHMS, "algorithm", self.algorithm).load(), self.algorithm, self.hyperparameters),
+            rounds=self.rounds,
+            steps=self.steps,
+            participation=self.participation(),
+            seed=self.seed,
+            every=self.every,
+            chunk_size=self.chunk_size,
+            loss_bound=self.loss_bound,
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def _built(name: str, knobs: tuple[tuple[str, Any], ...], data: str) -> Task:
+    """One task for all algorithms that are compared on it."""
+    return configure(find(TASKS, "task", name).load(), name, dict(knobs)).build(data)

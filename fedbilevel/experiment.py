@@ -1,0 +1,194 @@
+"""One run: an algorithm on a task, in compiled stretches of steps, with metrics every so many rounds.
+
+The trajectory is a function of the experiment alone: step t takes its randomness from (seed, t), so where
+stretches end, and whether the run was stopped and resumed in between, changes no bit of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.participation import Everyone, Participation
+from fedbilevel.simulate import Rows, Simulator
+from fedbilevel.tasks.base import Task
+from fedbilevel.traffic import Totals, Traffic
+
+STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
+UNLIMITED = 2**31 - 1
+
+
+class Snapshot(NamedTuple):
+    """A run between two steps; `metrics` where they were due."""
+
+    state: Any
+    step: int
+    totals: Totals
+    seconds: float
+    metrics: dict[str, float] | None = None
+
+    def row(self) -> dict[str, float]:
+        """The numbers of this moment, by name."""
+        rounds, up, down = self.totals
+        counts = {"step": self.step, "rounds": rounds, "floats_up": up, "floats_down": down, "seconds": self.seconds}
+        return {**counts, **(self.metrics or {})}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run. Exactly one of `rounds`, a budget of round trips, and `steps`, of outer steps, is given."""
+
+    task: Task
+    algorithm: Algorithm
+    rounds: int | None = None
+    steps: int | None = None
+    participation: Participation = Everyone()
+    seed: int = 0
+    every: int = 10  # rounds between two metrics
+    chunk_size: int | None = None
+    loss_bound: float = 1e6
+
+    def __post_init__(self) -> None:
+        if (self.rounds is None) == (self.steps is None):
+            raise InputError("give either a budget of rounds or a number of steps")
+        for name in ("rounds", "steps", "every", "chunk_size"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= UNLIMITED:
+                raise InputError(f"{name} must be a whole number of at least 1; given: {value}")
+        if not self.loss_bound > 0:
+            raise InputError(f"the loss bound must be above 0; given: {self.loss_bound}")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed must be a whole number from 0 to 2³² - 1; given: {self.seed}")
+        task, kind = self.task, type(self.algorithm)
+        if kind.lower_level != task.lower_level:
+            raise InputError(
+                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
+                "choose another algorithm ('fedbilevel list' names them)"
+            )
+        self.participation.capacity(task.population.size)
+        task.population.problem.check(task.x, task.y, task.population.client(0, jax.random.key(0)).batch())
+
+    @property
+    def simulator(self) -> Simulator:
+        """The federation that the run simulates."""
+        return Simulator(self.task.population, self.participation, self.chunk_size)
+
+    def first_state(self) -> Any:
+        """Shapes and dtypes of the run's states, without computing one."""
+        return jax.eval_shape(lambda: self._init()[0])
+
+    def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
+        """The moments of the run, the last one at its end; from `start` on if that is given.
+
+        There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
+        """
+        evaluate = jax.jit(lambda state: self.task.metrics(state.x, _revealed(state.y)))
+        began = time.perf_counter()
+        if start is None:
+            state, traffic = jax.jit(self._init)()
+            yield self._judged(evaluate, Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began))
+            start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
+        state, step, totals, before, _ = start
+        key, stretch, calls = jax.random.key(self.seed), 1, 0
+        while True:
+            called = time.perf_counter()
+            due = (totals.rounds // self.every + 1) * self.every
+            budget = UNLIMITED if self.rounds is None else self.rounds - totals.rounds
+            last = UNLIMITED if self.steps is None else self.steps
+            state, new_step, traffic, finite, more = _advance(
+                self.simulator, self.algorithm, state, step, key, due - totals.rounds, budget, min(step + stretch, last), last
+            )
+            new_step, more = int(new_step), bool(more)
+            now = time.perf_counter()
+            totals = totals.plus(traffic)
+            moment = Snapshot(state, new_step, totals, before + now - began)
+            if not finite:
+                raise Diverged(self._advice(moment, f"{_not_finite(state)} is not finite"))
+            if calls:  # the first call compiles
+                stretch = max(1, min(2 * stretch, int(stretch * STRETCH_SECONDS / (now - called + 1e-6))))
+            calls, ended, step = calls + 1, not more, new_step
+            if ended or totals.rounds >= due:
+                moment = self._judged(evaluate, moment)
+            yield moment
+            if ended:
+                return
+
+    def _init(self) -> tuple[Any, Traffic]:
+        key = jax.random.fold_in(jax.random.key(self.seed), 0)
+        return self.simulator.init(self.algorithm, self.task.x, self.task.y, key)
+
+    def _judged(self, evaluate: Any, moment: Snapshot) -> Snapshot:
+        metrics = {name: float(value) for name, value in evaluate(moment.state).items()}
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise Diverged(self._advice(moment, f"{name} is not finite"))
+            if name.endswith("loss") and value > self.loss_bound:
+                raise Diverged(self._advice(moment, f"{name} is {value:.3g}, above the bound of {self.loss_bound:.3g}"))
+        return moment._replace(metrics=metrics)
+
+    def _advice(self, moment: Snapshot, what: str) -> str:
+        sizes = ", ".join(f"{name} = {value:g}" for name, value in self.algorithm.step_sizes(moment.step).items())
+        return (
+            f"{type(self.algorithm).__name__} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "
+            f"In force: {sizes}. Try steps three to ten times smaller, that of y first, or fewer local steps."
+        )
+
+
+@jax.jit
+def _advance(
+    simulator: Simulator,
+    algorithm: Algorithm,
+    state: Any,
+    step: Array,
+    key: Array,
+    due: Array,
+    budget: Array,
+    pause: Array,
+    last: Array,
+) -> tuple[Any, Array, Traffic, Array, Array]:
+    """Steps until `due` rounds, step `pause` or the end.
+
+    Returns the state, the step, the traffic, whether all is finite, and whether another step fits.
+    """
+
+    def fits(step: Array, traffic: Traffic) -> Array:
+        return (step < last) & (simulator.rounds(algorithm, jax.random.fold_in(key, step + 1)) <= budget - traffic.rounds)
+
+    def goes_on(carry: Any) -> Array:
+        _, step, traffic, finite = carry
+        return finite & (step < pause) & (traffic.rounds < due) & fits(step, traffic)
+
+    def advance(carry: Any) -> Any:
+        state, step, before, _ = carry
+        state, traffic = simulator.step(algorithm, state, jax.random.fold_in(key, step + 1))
+        finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in _server_floats(state)]))
+        return state, step + 1, before.plus(*traffic), finite
+
+    start = (state, jnp.int32(step), Traffic.zero(), jnp.bool(True))
+    state, step, traffic, finite = lax.while_loop(goes_on, advance, start)
+    return state, step, traffic, finite, fits(step, traffic)
+
+
+def _revealed(y: Any) -> Any:
+    return y.rows if isinstance(y, Rows) else y
+
+
+def _server_floats(state: Any) -> list[tuple[str, Array]]:
+    """The real numbers in a state that the server holds, with their names."""
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, Rows))
+    named = [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves if not isinstance(leaf, Rows)]
+    return [(name, leaf) for name, leaf in named if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def _not_finite(state: Any) -> str:
+    return " and ".join(name for name, leaf in _server_floats(state) if not np.isfinite(leaf).all())

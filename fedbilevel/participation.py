@@ -1,0 +1,115 @@
+"""Who takes part in a round. Both engines draw here, so that they draw the same.
+
+`draw(key, population)` gives the members' numbers in random order and, where it varies who of them is
+there, a mask. A cohort is never empty: where chance leaves nobody, one member stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedbilevel.errors import InputError
+
+
+class Participation(Protocol):
+    """How cohorts are drawn."""
+
+    def capacity(self, population: int) -> int:
+        """The most members a cohort has; raises `InputError` if the population cannot serve it."""
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        """The members' numbers, and which of them are there (None: all)."""
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients."""
+
+    def capacity(self, population: int) -> int:
+        return population
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        return without_replacement(key, population, population), None
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """`size` clients, uniformly without replacement."""
+
+    size: int
+
+    def capacity(self, population: int) -> int:
+        if not 1 <= self.size <= population:
+            raise InputError(f"clients per round must be between 1 and the number of clients, {population}; given: {self.size}")
+        return self.size
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        return without_replacement(key, population, self.size), None
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Every client on its own with the given probability.
+
+    Room is kept for six standard deviations more than expected; a larger draw, of which there is less
+    than one in 10⁸, is cut to that.
+    """
+
+    probability: float
+
+    def capacity(self, population: int) -> int:
+        p = self.probability
+        if not 0 < p <= 1:
+            raise InputError(f"the probability to take part must be above 0 and at most 1; given: {p}")
+        return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        members, coins = jax.random.split(key)
+        capacity = self.capacity(population)
+        count = jax.random.bernoulli(coins, self.probability, (population,)).sum()
+        return without_replacement(members, population, capacity), jnp.arange(capacity) < jnp.maximum(count, 1)
+
+
+@dataclass(frozen=True)
+class Dropouts:
+    """Members of another draw who each drop out before they answer, with the given probability."""
+
+    among: Participation
+    probability: float
+
+    def capacity(self, population: int) -> int:
+        if not 0 <= self.probability < 1:
+            raise InputError(f"the probability to drop out must be at least 0 and below 1; given: {self.probability}")
+        return self.among.capacity(population)
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        members, coins = jax.random.split(key)
+        ids, active = self.among.draw(members, population)
+        luck = jax.random.uniform(coins, ids.shape)
+        luck = luck if active is None else jnp.where(active, luck, -1.0)
+        return ids, (luck >= self.probability) | (jnp.arange(len(ids)) == jnp.argmax(luck))
+
+
+def without_replacement(key: Array, population: int, size: int) -> Array:
+    """`size` different numbers below `population` in uniformly random order.
+
+    Small samples of large populations are drawn by Floyd's algorithm, whose cost does not grow with the
+    population (Bentley and Floyd, 1987).
+    """
+    if population <= 32 * size:
+        return jax.random.permutation(key, population)[:size]
+    chosen_key, order_key = jax.random.split(key)
+    tops = population - size + jnp.arange(size)
+    candidates = jax.random.randint(chosen_key, (size,), 0, tops + 1)
+
+    def choose(j: Array, chosen: Array) -> Array:
+        return chosen.at[j].set(jnp.where((chosen == candidates[j]).any(), tops[j], candidates[j]))
+
+    chosen = lax.fori_loop(0, size, choose, jnp.full(size, -1, candidates.dtype))
+    return jax.random.permutation(order_key, chosen)

@@ -1,0 +1,145 @@
+"""The clients' data: flat arrays with every client's rows one after another, and how batches are drawn.
+
+A simulated client never has its rows copied out: a minibatch is one gather of rows from the flat array.
+A deployed client holds a population of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.errors import InputError
+from fedbilevel.problem import Batch, FiveBatches, Problem, Ragged, Tree
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "start", "size"], meta_fields=["longest", "equal"])
+@dataclass(frozen=True)
+class Shards:
+    """The rows of all clients; client m has `size[m]` of them from `start[m]` on."""
+
+    rows: Tree
+    start: Array
+    size: Array
+    longest: int
+    equal: bool  # all sizes are the same
+
+    @classmethod
+    def stack(cls, per_client: Sequence[Tree], what: str = "data") -> Shards:
+        """From one pytree of arrays per client; its arrays have a row per sample."""
+        if not per_client:
+            raise InputError(f"{what} has no client in it: give a list with one entry per client")
+        structure: object = jax.tree.structure(per_client[0])
+        sizes = []
+        for m, tree in enumerate(per_client):
+            if jax.tree.structure(tree) != structure:
+                raise InputError(f"{what}: client {m} has other arrays than client 0: give every client the same structure")
+            lengths = {len(leaf) if np.ndim(leaf) else -1 for leaf in jax.tree.leaves(tree)}
+            if len(lengths) != 1 or -1 in lengths:
+                raise InputError(f"{what}: client {m}'s arrays need one common first axis, a row per sample")
+            sizes.append(lengths.pop())
+            if sizes[-1] == 0:
+                raise InputError(f"{what}: client {m} has no rows: leave the client out or give it data")
+        rows = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *per_client)
+        start = np.cumsum([0, *sizes[:-1]])
+        return cls(rows, jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.int32), max(sizes), len(set(sizes)) == 1)
+
+    def sample(self, m: Array, key: Array, count: int) -> Tree:
+        """`count` rows of client m, independent and uniform."""
+        return self._at(self.start[m] + jax.random.randint(key, (count,), 0, self.size[m]))
+
+    def whole(self, m: Array) -> Tree:
+        """All rows of client m."""
+        position = jnp.arange(self.longest, dtype=jnp.int32)
+        rows = self._at(self.start[m] + jnp.minimum(position, self.size[m] - 1))
+        return rows if self.equal else Ragged(rows, (position < self.size[m]) / self.size[m])
+
+    def _at(self, index: Array) -> Tree:
+        return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.rows)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])
+@dataclass(frozen=True)
+class Population:
+    """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size."""
+
+    problem: Problem
+    upper: Shards
+    lower: Shards
+    weights: Array
+    batch_size: int | None  # None: every batch is all of the client's rows
+
+    @classmethod
+    def build(
+        cls,
+        problem: Problem,
+        upper: Sequence[Tree],
+        lower: Sequence[Tree],
+        weights: Sequence[float] | None = None,
+        batch_size: int | None = None,
+    ) -> Population:
+        """From lists with one entry per client; weights default to equal ones."""
+        if len(upper) != len(lower):
+            raise InputError(f"upper has {len(upper)} clients and lower {len(lower)}: give both for every client")
+        given = np.ones(len(lower)) if weights is None else np.asarray(weights, float)
+        if given.shape != (len(lower),) or not np.all(given >= 0) or not 0 < given.sum() < np.inf:
+            raise InputError(f"weights must be {len(lower)} numbers >= 0, not all 0, one per client; given: {weights}")
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, or None for all rows; given: {batch_size}")
+        return cls(
+            problem, Shards.stack(upper, "upper"), Shards.stack(lower, "lower"), jnp.asarray(given / given.sum()), batch_size
+        )
+
+    @property
+    def size(self) -> int:
+        """The number of clients, M."""
+        return len(self.weights)
+
+    def client(self, m: Array | int, key: Array, weight: Array | float | None = None) -> Client:
+        """Client m with the randomness of one call; its weight is looked up unless given."""
+        return Client(self, jnp.asarray(m), key, self.weights[m] * self.size if weight is None else jnp.asarray(weight))
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client function is given: its own losses, data, weight and randomness."""
+
+    _population: Population
+    _m: Array
+    _key: Array
+    weight: Array  # M w_m: 1 where all clients weigh the same
+
+    @property
+    def problem(self) -> Problem:
+        """The losses and their derivatives."""
+        return self._population.problem
+
+    def batch(self, k: Array | int = 0, times: int = 1) -> Batch:
+        """The k-th minibatch of this call, `times` as large as usual."""
+        return self._draw(jax.random.fold_in(self._key, k), times)
+
+    def five_batches(self, k: Array | int = 0, times: int = 1, shared: bool = False) -> FiveBatches:
+        """The minibatches of the k-th `Problem.direction` of this call: independent, or one for all."""
+        key = jax.random.fold_in(self._key, k)
+        if shared or self._population.batch_size is None:
+            return FiveBatches(*[self._draw(key, times)] * 5)
+        return FiveBatches(*(self._draw(j, times) for j in jax.random.split(key, 5)))
+
+    def whole(self) -> Batch:
+        """All of the client's rows."""
+        p = self._population
+        return Batch(p.upper.whole(self._m), p.lower.whole(self._m))
+
+    def _draw(self, key: Array, times: int) -> Batch:
+        p = self._population
+        if p.batch_size is None:
+            return self.whole()
+        upper, lower = jax.random.split(key)
+        count = p.batch_size * times
+        return Batch(p.upper.sample(self._m, upper, count), p.lower.sample(self._m, lower, count))

@@ -1,0 +1,150 @@
+"""The bilevel problem of one client and its five derivatives.
+
+    min_x  Σ w_m f_m(x, y*(x))    with    y*(x) = argmin_y  Σ w_m g_m(x, y)
+
+All clients share the two functions `f` and `g` and differ in their data. Inside the package `x` and `y`
+are vectors; `from_trees` turns a user's pytrees into them once, where a problem is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from optax.projections import projection_l2_ball
+
+from fedbilevel.errors import InputError
+
+Tree = Any
+Loss = Callable[[Any, Any, Tree], Array]
+
+
+class Pair(NamedTuple):
+    """The iterates of a method that keeps x and y alone."""
+
+    x: Array
+    y: Array
+
+
+class Point(NamedTuple):
+    """The iterates of a single-loop method; u estimates [∇²_yy g]⁻¹ ∇_y f."""
+
+    x: Array
+    y: Array
+    u: Array
+
+    def moved(self, d: Point, x_step: Any, y_step: Any, u_step: Any, radius: Any = None) -> Point:
+        """The point after a step along -d; where a radius is given, u is kept in that ball."""
+        u = self.u - u_step * d.u
+        return Point(self.x - x_step * d.x, self.y - y_step * d.y, u if radius is None else projection_l2_ball(u, radius))
+
+
+class Batch(NamedTuple):
+    """One draw of a client's data: rows for the upper loss `f` and rows for the lower loss `g`."""
+
+    upper: Tree
+    lower: Tree
+
+
+class Ragged(NamedTuple):
+    """All rows of a client, padded to the longest client's number; padding has share 0."""
+
+    rows: Tree
+    share: Array  # of each row in the client's mean
+
+
+def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
+    """The loss on some rows. On ragged rows it is the mean of single-row losses, as a loss must be."""
+    if not isinstance(rows, Ragged):
+        return loss(x, y, rows)
+    each = jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows.rows)
+    return rows.share @ each
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given."""
+
+    f: Loss
+    g: Loss
+
+    def fx(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_x f"""
+        return jax.grad(lambda x: evaluate(self.f, x, y, batch.upper))(x)
+
+    def fy(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_y f"""
+        return jax.grad(lambda y: evaluate(self.f, x, y, batch.upper))(y)
+
+    def gy(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_y g"""
+        return jax.grad(lambda y: evaluate(self.g, x, y, batch.lower))(y)
+
+    def gyy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
+        """∇²_yy g · v"""
+        return self._second_order(x, y, batch, v)[1]
+
+    def gxy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
+        """∇²_xy g · v := ∇_x ⟨∇_y g, v⟩"""
+        return self._second_order(x, y, batch, v)[0]
+
+    def _second_order(self, x: Array, y: Array, batch: Batch, v: Array) -> tuple[Array, Array]:
+        # One linearisation gives both products: on equal arguments XLA merges the two calls into one,
+        # and drops the half that nobody asks for.
+        return jax.vjp(lambda x, y: self.gy(x, y, batch), x, y)[1](v)
+
+    def direction(self, z: Point, batches: FiveBatches) -> Point:
+        """The descent directions of the three intertwined problems in x, y and u at z.
+
+        D_x = ∇_x f - ∇²_xy g u,    D_y = ∇_y g,    D_u = ∇²_yy g u - ∇_y f.
+        """
+        x, y, u = z
+        return Point(
+            x=self.fx(x, y, batches.f1) - self.gxy(x, y, batches.g1, u),
+            y=self.gy(x, y, batches.y),
+            u=self.gyy(x, y, batches.g2, u) - self.fy(x, y, batches.f2),
+        )
+
+    def check(self, x: Array, y: Array, batch: Batch) -> None:
+        """Raise `InputError` unless f and g give one number each at (x, y)."""
+        for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower)):
+            out = jax.eval_shape(lambda x, y, rows, loss=loss: evaluate(loss, x, y, rows), x, y, rows)
+            if not (isinstance(out, jax.ShapeDtypeStruct) and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
+                given = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
+                raise InputError(f"{name}(x, y, batch) must return one real number, not {given}: take the mean over the batch")
+
+
+class FiveBatches(NamedTuple):
+    """The minibatches of one `direction`, named as in FedBiO's Algorithm 2; equal ones may be shared."""
+
+    y: Batch
+    g1: Batch
+    g2: Batch
+    f1: Batch
+    f2: Batch
+
+
+def from_trees(f: Loss, g: Loss, x0: Tree, y0: Tree) -> tuple[Problem, Array, Array, Callable, Callable]:
+    """The problem in vectors, its start (x, y), and the two functions that give trees back."""
+    for name, tree in (("x0", x0), ("y0", y0)):
+        leaves = jax.tree.leaves(tree)
+        if not leaves:
+            raise InputError(f"{name} has no arrays in it: give the start as an array or a pytree of arrays")
+        for leaf in leaves:
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise InputError(f"{name} holds {np.asarray(leaf).dtype} numbers, which have no gradient: make them floats")
+            if not np.all(np.isfinite(leaf)):
+                raise InputError(f"{name} holds a value that is not finite: start from finite numbers")
+    x, unravel_x = ravel_pytree(x0)
+    y, unravel_y = ravel_pytree(y0)
+    problem = Problem(
+        lambda x, y, rows: f(unravel_x(x), unravel_y(y), rows),
+        lambda x, y, rows: g(unravel_x(x), unravel_y(y), rows),
+    )
+    return problem, x, y, unravel_x, unravel_y

@@ -1,0 +1,30 @@
+"""Tables of what can be named on the command line. Reading one imports nothing but this."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedbilevel.errors import InputError
+from fedbilevel.settings import nearest
+
+
+class Entry(NamedTuple):
+    """Where a class is, what it is in one line, and the paper it comes from."""
+
+    module: str
+    name: str
+    summary: str
+    paper: str
+
+    def load(self) -> Any:
+        """The class itself."""
+        return getattr(importlib.import_module(self.module), self.name)
+
+
+def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
+    """The entry of that name; `InputError` with the nearest names if there is none."""
+    if name not in table:
+        raise InputError(f"there is no {what} {name!r}{nearest(name, table)}")
+    return table[name]

@@ -1,0 +1,227 @@
+"""The run folder: a run's configuration, its metrics as they come, and checkpoints that survive a kill.
+
+config.json       the resolved configuration, and the versions it ran with
+metrics.jsonl     one line of numbers for each time metrics were due
+checkpoint        the newest state; replaced atomically
+result.json       how the run ended: finished, or diverged and why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel import wire
+from fedbilevel.configuration import Configuration
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.experiment import Experiment, Snapshot
+from fedbilevel.traffic import Totals
+
+MAGIC = b"fedbilevel checkpoint 1\n"
+CHECKPOINT_SECONDS = 10.0
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "result.json")
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it can be resumed."""
+
+    def __init__(self, signum: int):
+        self.signum = signum
+
+
+class StopRequest:
+    """Notes the first SIGINT or SIGTERM, so that a run can stop between two stretches; a second one acts at once."""
+
+    signum: int | None = None
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Within it, signals are noted instead of acting."""
+    request = StopRequest()
+    before: dict[signal.Signals, Any] = {}
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        request.signum = signum
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, configuration: Configuration, force: bool = False) -> RunFolder:
+        """A new run; a folder that holds one is refused unless `force`, which removes that run's files."""
+        if (path / "config.json").exists():
+            if not force:
+                raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
+            for name in FILES:
+                (path / name).unlink(missing_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        itemsize = jax.numpy.zeros(()).dtype.itemsize
+        content = {"configuration": configuration.plain(), "versions": versions(), "bytes_per_float": itemsize}
+        write_atomically(path / "config.json", (json.dumps(content, indent=2) + "\n").encode())
+        return cls(path)
+
+    @classmethod
+    def find(cls, path: Path) -> list[RunFolder]:
+        """The run in a folder, or the runs in its subfolders; `InputError` if there is none."""
+        if (path / "config.json").is_file():
+            return [cls(path)]
+        below = sorted(p.parent for p in path.glob("*/config.json"))
+        if not below:
+            raise InputError(f"{path} holds no run: give a folder that 'fedbilevel run' wrote")
+        return [cls(p) for p in below]
+
+    @property
+    def configuration(self) -> Configuration:
+        """As it was resolved when the run began."""
+        try:
+            return Configuration.parse((self.path / "config.json").read_text())
+        except InputError as error:
+            raise InputError(f"{self.path / 'config.json'}: {error}") from None
+
+    @property
+    def bytes_per_float(self) -> int:
+        """Of the numbers that the run sends."""
+        return json.loads((self.path / "config.json").read_text())["bytes_per_float"]
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """How the run ended, or None while it has not."""
+        file = self.path / "result.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics so far; a line that a kill cut off is left out."""
+        file, rows = self.path / "metrics.jsonl", []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return rows
+
+    def execute(
+        self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float = CHECKPOINT_SECONDS
+    ) -> None:
+        """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`."""
+        if self.result is not None:
+            return
+        configuration = self.configuration
+        experiment = configuration.experiment()
+        start = self._read_checkpoint(experiment, configuration)
+        kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
+        last_row, saved = kept[-1]["step"] if kept else None, time.monotonic()
+        try:
+            with (self.path / "metrics.jsonl").open("a") as metrics:
+                for moment in experiment.run(start):
+                    if moment.metrics is not None and moment.step != last_row:
+                        metrics.write(json.dumps(moment.row()) + "\n")
+                        metrics.flush()
+                        last_row = moment.step
+                    observe(moment)
+                    if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
+                        os.fsync(metrics.fileno())
+                        self._write_checkpoint(moment, configuration)
+                        saved = time.monotonic()
+                    stop.check()
+                os.fsync(metrics.fileno())
+        except Diverged as error:
+            self._finish({"status": "diverged", "reason": str(error)})
+            raise
+        self._write_checkpoint(moment, configuration)
+        self._finish({"status": "finished", **moment.row()})
+
+    def _finish(self, result: dict[str, Any]) -> None:
+        write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def _write_checkpoint(self, moment: Snapshot, configuration: Configuration) -> None:
+        content = {
+            "run": configuration.fingerprint(),
+            "step": moment.step,
+            "totals": list(moment.totals),
+            "seconds": moment.seconds,
+            "leaves": [np.asarray(leaf) for leaf in jax.tree.leaves(moment.state)],
+        }
+        payload = wire.encode(content)
+        digest = hashlib.sha256(payload).hexdigest().encode()
+        write_atomically(self.path / "checkpoint", MAGIC + digest + b"\n" + payload)
+
+    def _read_checkpoint(self, experiment: Experiment, configuration: Configuration) -> Snapshot | None:
+        file = self.path / "checkpoint"
+        if not file.exists():
+            return None
+        data = file.read_bytes()
+        if not data.startswith(MAGIC):
+            raise InputError(f"{file} is not a checkpoint of fedbilevel: remove it to start this run over")
+        digest, _, payload = data[len(MAGIC) :].partition(b"\n")
+        if hashlib.sha256(payload).hexdigest().encode() != digest:
+            raise InputError(f"{file} is truncated or damaged: remove it to start this run over")
+        content = wire.decode(payload)
+        if content["run"] != configuration.fingerprint():
+            raise InputError(f"{file} belongs to a run with another configuration: remove it to start this run over")
+        shapes, structure = jax.tree.flatten(experiment.first_state())
+        leaves = content["leaves"]
+        if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(s.shape, s.dtype) for s in shapes]:
+            raise InputError(
+                f"{file} has arrays of other shapes or precision than this run: set JAX up as it was, or remove it"
+            )
+        state = jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
+        return Snapshot(state, content["step"], Totals(*content["totals"]), content["seconds"])
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by new content: whoever looks, after whatever crash, sees the old or the new one whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that can change a number."""
+    packages = {
+        name: importlib.metadata.version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
+    }
+    device = jax.devices()[0]
+    return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}

@@ -1,0 +1,107 @@
+"""The library's front door: from two losses and the clients' data to a solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from fedbilevel import exact
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.experiment import Experiment, Snapshot
+from fedbilevel.participation import Everyone, Participation, Uniform
+from fedbilevel.population import Population
+from fedbilevel.problem import Loss, Tree, from_trees
+from fedbilevel.simulate import Rows
+from fedbilevel.tasks.base import Task
+
+
+class Solution(NamedTuple):
+    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if they are the
+    clients' own), and the metrics along the way, a dictionary for each time they were due."""
+
+    x: Tree
+    y: Tree
+    history: list[dict[str, float]]
+
+
+def solve(
+    f: Loss,
+    g: Loss,
+    x0: Tree,
+    y0: Tree,
+    *,
+    lower: Sequence[Tree],
+    upper: Sequence[Tree] | None = None,
+    algorithm: Algorithm,
+    rounds: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    clients_per_round: int | None = None,
+    participation: Participation | None = None,
+    weights: Sequence[float] | None = None,
+    seed: int = 0,
+    every: int = 10,
+    metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
+    chunk_size: int | None = None,
+    loss_bound: float = 1e6,
+    observe: Callable[[Snapshot], None] | None = None,
+) -> Solution:
+    """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
+
+    Args:
+        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given.
+        x0, y0: where to start, arrays or pytrees of arrays.
+        lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
+            clients may have unequal numbers of rows. `upper` is `lower` unless given.
+        algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
+        rounds, steps: how long, by communication rounds or by the algorithm's outer steps; one of the two.
+        batch_size: rows in a minibatch; None takes all rows every time.
+        clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone if neither.
+        weights: of the clients, in any scale; equal unless given.
+        seed: of all randomness.
+        every: rounds between two rows of the history.
+        metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
+        chunk_size: how many clients are computed at once; None: all of a round.
+        loss_bound: a loss above it counts as divergence.
+        observe: called with every snapshot of the run, about four times a second.
+
+    Raises:
+        InputError: something given cannot be used.
+        Diverged: the iterates stopped being finite, or a loss went above its bound.
+    """
+    problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0)
+    population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
+    local = type(algorithm).lower_level == "local"
+    trees = jax.vmap(y_tree) if local else y_tree
+
+    def all_metrics(x: Array, y: Array) -> dict[str, Array]:
+        upper_loss, lower_loss = exact.losses(population, x, y, type(algorithm).lower_level)
+        own = metrics(x_tree(x), trees(y)) if metrics else {}
+        return {"upper_loss": upper_loss, "lower_loss": lower_loss, **own}
+
+    if participation is None:
+        participation = Everyone() if clients_per_round is None else Uniform(clients_per_round)
+    experiment = Experiment(
+        Task(population, x, y, all_metrics, type(algorithm).lower_level),
+        algorithm,
+        rounds=rounds,
+        steps=steps,
+        participation=participation,
+        seed=seed,
+        every=every,
+        chunk_size=chunk_size,
+        loss_bound=loss_bound,
+    )
+    history: list[dict[str, float]] = []
+    final: Any = None
+    for moment in experiment.run():
+        final = moment.state
+        if moment.metrics is not None:
+            history.append(moment.row())
+        if observe:
+            observe(moment)
+    y = final.y.rows if isinstance(final.y, Rows) else final.y
+    return Solution(x_tree(final.x), trees(y), history)

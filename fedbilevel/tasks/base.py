@@ -1,0 +1,38 @@
+"""What a task is: a problem with its data, its start, and how to judge a solution."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
+
+from jax import Array
+
+from fedbilevel.algorithms.base import LowerLevel
+from fedbilevel.population import Population
+
+Metrics = Callable[[Array, Any], dict[str, Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A federated bilevel problem that an experiment can run.
+
+    `metrics(x, y)` gives named numbers and is compiled; `y` has a row per client if the lower level is local.
+    """
+
+    population: Population
+    x: Array
+    y: Array
+    metrics: Metrics
+    lower_level: LowerLevel = "global"
+
+
+class TaskSettings(Protocol):
+    """The class of a task: its knobs, and how it is judged."""
+
+    headline: ClassVar[str]  # the metric to compare methods by
+    suited: ClassVar[Mapping[str, Mapping[str, Any]]]  # hyperparameters that suit the task, by algorithm
+
+    def build(self, data: str = "") -> Task:
+        """The task; `data` is the folder of data sets that are not bundled."""

@@ -1,0 +1,89 @@
+"""Trees of arrays as bytes: a JSON description, then the arrays' own bytes. No pickle, so no code.
+
+    8 bytes: length of the description | description (UTF-8) | array | array | ...
+
+Trees are made of None, booleans, numbers, strings, lists, tuples, named tuples, dicts with string keys, and
+arrays. A named tuple is described by its name and comes back only where the reader names its type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.errors import InputError
+
+KINDS = {"bool", "bfloat16", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))} | {
+    f"float{bits}" for bits in (16, 32, 64)
+}
+
+
+def encode(tree: Any) -> bytes:
+    """The tree as bytes."""
+    arrays: list[np.ndarray] = []
+
+    def describe(node: Any) -> Any:
+        if node is None or isinstance(node, (bool, int, float, str)):
+            return node
+        if isinstance(node, list):
+            return [describe(child) for child in node]
+        if isinstance(node, tuple):
+            children = [describe(child) for child in node]
+            return {"named": type(node).__name__, "children": children} if hasattr(node, "_fields") else {"tuple": children}
+        if isinstance(node, dict):
+            return {"dict": {str(key): describe(child) for key, child in node.items()}}
+        arrays.append(np.ascontiguousarray(node))
+        if arrays[-1].dtype.name not in KINDS:
+            raise TypeError(f"cannot send a value of {type(node)} with dtype {arrays[-1].dtype}")
+        return {"array": arrays[-1].dtype.name, "shape": list(np.shape(node))}
+
+    description = json.dumps(describe(tree)).encode()
+    return b"".join([len(description).to_bytes(8, "little"), description, *(a.tobytes() for a in arrays)])
+
+
+def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
+    """The tree of these bytes; `types` are the named tuples that may occur. `InputError` if they are damaged."""
+    view, known = memoryview(data), types or {}
+    end = 8 + int.from_bytes(view[:8], "little")
+    if end > len(view):
+        raise InputError(f"a message of {len(view)} bytes is cut off or not one of ours: send it again")
+    position = end
+
+    def build(node: Any) -> Any:
+        nonlocal position
+        if isinstance(node, list):
+            return [build(child) for child in node]
+        if not isinstance(node, dict):
+            return node
+        if "tuple" in node:
+            return tuple(build(child) for child in node["tuple"])
+        if "named" in node:
+            return known[node["named"]](*(build(child) for child in node["children"]))
+        if "dict" in node:
+            return {key: build(child) for key, child in node["dict"].items()}
+        if node["array"] not in KINDS:
+            raise ValueError(node["array"])
+        dtype, shape = jnp.dtype(node["array"]), tuple(node["shape"])
+        size = dtype.itemsize * math.prod(shape)
+        array = np.frombuffer(view[position : position + size], dtype).reshape(shape)
+        position += size
+        return array
+
+    try:
+        tree = build(json.loads(bytes(view[8:end])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"a message is damaged or not one of ours ({type(error).__name__}: {error}): send it again") from None
+    if position != len(view):
+        raise InputError(f"a message has {len(view) - position} bytes too many: send it again")
+    return tree
+
+
+def named_tuples(module: ModuleType) -> dict[str, type]:
+    """The named tuple types that a module can see, by name."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, type) and hasattr(value, "_fields")}
