@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fedbilevel.population import Client as Client
     from fedbilevel.population import Population as Population
     from fedbilevel.problem import Problem as Problem
-    from fedbilevel.solve import Solution as Solution
-    from fedbilevel.solve import solve as solve
+    from fedbilevel.solver import Solution as Solution
+    from fedbilevel.solver import solve as solve
 
 _MODULES = {
     name: module
@@ -43,7 +43,7 @@ _MODULES = {
         "participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
         "population": ["Client", "Population"],
         "problem": ["Problem"],
-        "solve": ["Solution", "solve"],
+        "solver": ["Solution", "solve"],
     }.items()
     for name in names
 }

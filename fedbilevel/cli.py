@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +24,28 @@ if TYPE_CHECKING:
     from fedbilevel.runs import RunFolder
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
-DEMO = {"rounds": 600, "every": 20}
+DEMO = {"rounds": 1000, "every": 20}
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def _option(parser: Callable[[str], Any], help: str) -> Any:
+    return typer.Option(parser=parser, metavar="N" if parser is _whole else "P", help=help)
+
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace runs that the folder already holds.")]
@@ -36,22 +56,22 @@ def run(
     task: Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")],
     algorithms: Annotated[list[str], typer.Argument(help="One or more algorithms to run and compare.", metavar="ALGORITHM...")],
     rounds: Annotated[
-        int | None, typer.Option(help="Budget of communication rounds, the same for every algorithm. [1000]")
+        int | None, _option(_whole, "Budget of communication rounds, the same for every algorithm. [1000]")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of outer steps instead of rounds.")] = None,
+    steps: Annotated[int | None, _option(_whole, "Number of outer steps instead of rounds.")] = None,
     clients_per_round: Annotated[
-        int | None, typer.Option(help="How many clients take part in a round; all unless given.")
+        int | None, _option(_whole, "How many clients take part in a round; all unless given.")
     ] = None,
-    bernoulli: Annotated[float | None, typer.Option(help="Probability that a client takes part, instead of a number.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Probability that a drawn client drops out.")] = None,
-    seed: Annotated[int, typer.Option(help="Of all randomness of the run.")] = 0,
+    bernoulli: Annotated[float | None, _option(_number, "Probability that a client takes part, instead of a number.")] = None,
+    dropout: Annotated[float | None, _option(_number, "Probability that a drawn client drops out.")] = None,
+    seed: Annotated[int, _option(_whole, "Of all randomness of the run.")] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Hyperparameter NAME=VALUE, or ALGORITHM.NAME=VALUE for one of several.")
     ] = None,
     knob: Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")] = None,
-    every: Annotated[int, typer.Option(help="Rounds between two metrics.")] = 10,
-    chunk_size: Annotated[int | None, typer.Option(help="Clients computed at once, to bound memory.")] = None,
-    loss_bound: Annotated[float, typer.Option(help="A loss above this counts as divergence.")] = 1e6,
+    every: Annotated[int, _option(_whole, "Rounds between two metrics.")] = 10,
+    chunk_size: Annotated[int | None, _option(_whole, "Clients computed at once, to bound memory.")] = None,
+    loss_bound: Annotated[float, _option(_number, "A loss above this counts as divergence.")] = 1e6,
     data: Annotated[str, typer.Option(help="Folder of data sets that are not bundled.")] = "",
     out: Out = None,
     force: Force = False,
@@ -83,8 +103,8 @@ def run(
 def demo(out: Out = None, force: Force = False) -> None:
     """Clean noisy labels across ten clients with FedBiOAcc, and FedAvg on the same data beside it."""
     console.print(
-        "Ten clients hold handwritten digits; 40 % of their training labels were replaced by random ones, and each\n"
-        "client's few clean samples are of one class only. FedBiOAcc learns together which samples to trust;\n"
+        "Ten clients hold handwritten digits. 40 % of their training labels were replaced by random ones, and each client's "
+        "few clean samples are of one class only. With FedBiOAcc they learn together which samples to trust; "
         "FedAvg trusts them all.\n"
     )
     _start("data-cleaning", {}, {"fedbioacc": {}, "fedavg": {}}, DEMO, out or _new_folder("demo"), force)
@@ -120,10 +140,9 @@ def compare(
 def list_() -> None:
     """Name the algorithms and the tasks, a line each."""
     for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
-        shown = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", show_header=False)
+        console.print(title, style="bold")
         for name, entry in table.items():
-            shown.add_row(name, entry.summary, entry.paper)
-        console.print(shown, soft_wrap=True)
+            console.print(f"  {name:14} {entry.summary:52} {entry.paper}", soft_wrap=True)
 
 
 @app.command()
@@ -133,12 +152,14 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     if name not in known:
         raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
     cls = known[name].load()
-    console.print(sys.modules[cls.__module__].__doc__, markup=False)
+    console.print(sys.modules[cls.__module__].__doc__, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "default", "meaning", "must be", "default from"):
         table.add_column(column, overflow="fold")
     for field, setting in settings(cls).items():
-        table.add_row(field, str(getattr(cls, field)), setting.meaning, setting.wanted, setting.source or "ours")
+        table.add_row(
+            field, str(getattr(cls, field)), setting.meaning, setting.wanted, setting.source or "ours: converges on quadratic"
+        )
     console.print(table)
     for task, entry in TASKS.items() if name in ALGORITHMS else ():
         suited = getattr(entry.load(), "suited", {}).get(name)
@@ -200,7 +221,8 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
     except Interrupted as interrupted:
         _fail(f"stopped; go on with: fedbilevel resume {directory}", 128 + interrupted.signum)
     except OSError as error:
-        _fail(f"{error.filename or directory}: {error.strerror or error}; then go on with: fedbilevel resume {directory}", 1)
+        problem = f"{error.filename or directory}: {error.strerror or error}"
+        _fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
     curves = report.curves([folder for folder in folders if folder.rows()])
     picture = directory / "curves.png"
     report.picture(curves, picture)

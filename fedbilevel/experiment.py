@@ -116,6 +116,11 @@ class Experiment:
                 raise Diverged(self._advice(moment, f"{_not_finite(state)} is not finite"))
             if calls:  # the first call compiles
                 stretch = max(1, min(2 * stretch, int(stretch * STRETCH_SECONDS / (now - called + 1e-6))))
+            if not more and new_step == 0:
+                raise InputError(
+                    f"{self.rounds} rounds are too few for {type(self.algorithm).__name__}: it takes {totals.rounds} to start "
+                    f"and {int(self.simulator.rounds(self.algorithm, jax.random.fold_in(key, 1)))} for its first step"
+                )
             calls, ended, step = calls + 1, not more, new_step
             if ended or totals.rounds >= due:
                 moment = self._judged(evaluate, moment)

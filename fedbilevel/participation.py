@@ -6,9 +6,9 @@ there, a mask. A cohort is never empty: where chance leaves nobody, one member s
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,20 @@ from jax import Array, lax
 from fedbilevel.errors import InputError
 
 
-class Participation(Protocol):
+class Participation(abc.ABC):
     """How cohorts are drawn."""
 
+    @abc.abstractmethod
     def capacity(self, population: int) -> int:
         """The most members a cohort has; raises `InputError` if the population cannot serve it."""
 
+    @abc.abstractmethod
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
         """The members' numbers, and which of them are there (None: all)."""
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Participation):
     """All clients."""
 
     def capacity(self, population: int) -> int:
@@ -39,7 +41,7 @@ class Everyone:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(Participation):
     """`size` clients, uniformly without replacement."""
 
     size: int
@@ -54,7 +56,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Participation):
     """Every client on its own with the given probability.
 
     Room is kept for six standard deviations more than expected; a larger draw, of which there is less
@@ -77,7 +79,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class Dropouts:
+class Dropouts(Participation):
     """Members of another draw who each drop out before they answer, with the given probability."""
 
     among: Participation

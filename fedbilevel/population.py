@@ -50,18 +50,15 @@ class Shards:
         start = np.cumsum([0, *sizes[:-1]])
         return cls(rows, jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.int32), max(sizes), len(set(sizes)) == 1)
 
-    def sample(self, m: Array, key: Array, count: int) -> Tree:
-        """`count` rows of client m, independent and uniform."""
-        return self._at(self.start[m] + jax.random.randint(key, (count,), 0, self.size[m]))
+    def at(self, m: Array, positions: Array) -> Tree:
+        """Client m's rows at these positions, all below `size[m]`."""
+        return jax.tree.map(lambda a: a.at[self.start[m] + positions].get(mode="promise_in_bounds"), self.rows)
 
     def whole(self, m: Array) -> Tree:
         """All rows of client m."""
         position = jnp.arange(self.longest, dtype=jnp.int32)
-        rows = self._at(self.start[m] + jnp.minimum(position, self.size[m] - 1))
+        rows = self.at(m, jnp.minimum(position, self.size[m] - 1))
         return rows if self.equal else Ragged(rows, (position < self.size[m]) / self.size[m])
-
-    def _at(self, index: Array) -> Tree:
-        return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.rows)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])
@@ -122,24 +119,23 @@ class Client:
 
     def batch(self, k: Array | int = 0, times: int = 1) -> Batch:
         """The k-th minibatch of this call, `times` as large as usual."""
-        return self._draw(jax.random.fold_in(self._key, k), times)
+        return self._draw(1, k, times)[0]
 
     def five_batches(self, k: Array | int = 0, times: int = 1, shared: bool = False) -> FiveBatches:
         """The minibatches of the k-th `Problem.direction` of this call: independent, or one for all."""
-        key = jax.random.fold_in(self._key, k)
-        if shared or self._population.batch_size is None:
-            return FiveBatches(*[self._draw(key, times)] * 5)
-        return FiveBatches(*(self._draw(j, times) for j in jax.random.split(key, 5)))
+        return FiveBatches(*self._draw(1, k, times) * 5) if shared else FiveBatches(*self._draw(5, k, times))
 
     def whole(self) -> Batch:
         """All of the client's rows."""
         p = self._population
         return Batch(p.upper.whole(self._m), p.lower.whole(self._m))
 
-    def _draw(self, key: Array, times: int) -> Batch:
-        p = self._population
+    def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
+        """Independent minibatches of rows drawn uniformly; their randomness comes from one call, which compiles fast."""
+        p, m = self._population, self._m
         if p.batch_size is None:
-            return self.whole()
-        upper, lower = jax.random.split(key)
-        count = p.batch_size * times
-        return Batch(p.upper.sample(self._m, upper, count), p.lower.sample(self._m, lower, count))
+            return [self.whole()] * batches
+        sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
+        shape = (batches, 2, p.batch_size * times)
+        positions = jax.random.randint(jax.random.fold_in(self._key, k), shape, 0, sizes, jnp.int32)
+        return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]

@@ -36,21 +36,40 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
             yield advance
         return
 
-    began, first, next_line = time.monotonic(), None, 0
+    lines = _Lines(console, configuration.algorithm, headline, unit, total, done)
+    yield lines.show
+    lines.end()
 
-    def line(moment: Snapshot) -> None:
-        nonlocal first, next_line
-        now = done(moment)
-        first = now if first is None else first
-        if moment.metrics is None or (now < next_line and now < total):
+
+class _Lines:
+    """About ten lines in a run, and one for its end."""
+
+    def __init__(self, console: Console, name: str, headline: str, unit: str, total: int, done: Callable[[Snapshot], int]):
+        self._console, self._name, self._headline, self._unit = console, name, headline, unit
+        self._total, self._done = total, done
+        self._next, self._clock, self._unshown = 0, list[tuple[float, int]](), ""
+
+    def show(self, moment: Snapshot) -> None:
+        now = self._done(moment)
+        if len(self._clock) < 2:  # the first stretch compiles: time is measured from its end, the second moment
+            self._clock.append((time.monotonic(), now))
+        if moment.metrics is None:
             return
-        next_line = now + max(1, total // LINES)
-        elapsed = time.monotonic() - began
-        left = f", {elapsed * (total - now) / (now - first):.0f} s left" if now > first and now < total else ""
-        value = f"{headline.replace('_', ' ')} {moment.metrics[headline]:.4g}"
-        console.print(f"{configuration.algorithm}: {unit} {now} of {total}, {value}{left}", soft_wrap=True, highlight=False)
+        value = f"{self._headline.replace('_', ' ')} {moment.metrics[self._headline]:.4g}"
+        self._unshown = f"{self._name}: {self._unit} {now} of {self._total}, {value}"
+        if now >= self._next:
+            since, first = self._clock[-1]
+            left = (time.monotonic() - since) * (self._total - now) / max(now - first, 1)
+            self._print(self._unshown + (f", {left:.0f} s left" if self._total > now > first else ""))
+            self._next = now + max(1, self._total // LINES)
 
-    yield line
+    def end(self) -> None:
+        if self._unshown:
+            self._print(self._unshown)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+        self._unshown = ""
 
 
 def _bar(console: Console, unit: str) -> Progress:

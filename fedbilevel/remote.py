@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -307,7 +308,6 @@ class ClientRuntime:
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._types = EXPRESSIONS | wire.named_tuples(sys.modules[type(algorithm).__module__])
         self._kept: dict[int, Tree] = {}
-        self._compiled: dict[str, Callable[..., Tree]] = {}
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, or `InputError` if it asks for what a client does not do."""
@@ -330,7 +330,10 @@ class ClientRuntime:
                     value = value[index]
                 return value
             case Call(function=name, key=key, args=args, slot=slot):
-                value = self._function(name)(self._population, key, *(self._evaluate(a) for a in args))
+                if not is_client_function(getattr(self._algorithm, name, None)):
+                    raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
+                own = self._population, self._m, self._weight
+                value = _compute(self._algorithm, name, own, key, [self._evaluate(a) for a in args])
                 if slot is not None:
                     self._kept[slot] = value
                 return value
@@ -339,16 +342,9 @@ class ClientRuntime:
             case _:
                 return expression
 
-    def _function(self, name: str) -> Callable[..., Tree]:
-        if name not in self._compiled:
-            method = getattr(self._algorithm, name, None)
-            if not is_client_function(method):
-                raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
-            assert method is not None
 
-            def call(population: Population, key: Array, *args: Tree) -> Tree:
-                own_key = jax.random.fold_in(jax.random.wrap_key_data(key), self._m)
-                return method(population.client(0, own_key, self._weight), *args)
-
-            self._compiled[name] = jax.jit(call)
-        return self._compiled[name]
+@partial(jax.jit, static_argnames="name")
+def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
+    population, m, weight = own
+    client = population.client(0, jax.random.fold_in(jax.random.wrap_key_data(key), m), weight)
+    return getattr(algorithm, name)(client, *args)

@@ -52,8 +52,9 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 
 
 def table(curves: Sequence[Curve]) -> Table:
-    """The last row of every run."""
-    metrics = list(dict.fromkeys(name for curve in curves for name in curve.rows[-1] if name not in COUNTS))
+    """The last row of every run, without its losses."""
+    numbers = dict.fromkeys(name for curve in curves for name in curve.rows[-1])
+    metrics = [name for name in numbers if name not in COUNTS and not name.endswith("_loss")]
     headlines = list(dict.fromkeys(curve.headline for curve in curves))
     shown = [*headlines, *(m for m in metrics if m not in headlines)]
     out = Table(box=None, pad_edge=False, header_style="bold")
@@ -63,9 +64,9 @@ def table(curves: Sequence[Curve]) -> Table:
     for curve in curves:
         last = curve.rows[-1]
         label = curve.label if curve.status == "finished" else f"{curve.label} ({curve.status})"
-        numbers = [f"{last[m]:.4g}" if m in last else "" for m in shown]
+        values = [f"{last[m]:.4g}" if m in last else "" for m in shown]
         traffic = [f"{curve.megabytes(last, d):.2f}" for d in ("up", "down")]
-        out.add_row(label, *numbers, str(int(last["rounds"])), *traffic, f"{last['seconds']:.1f}")
+        out.add_row(label, *values, str(int(last["rounds"])), *traffic, f"{last['seconds']:.1f}")
     return out
 
 

@@ -27,6 +27,8 @@ class FedAvg(Algorithm):
 
     @at_client
     def descend(self, client: Client, x: Array, y: Array) -> Array:
+        """The client's y after its local steps."""
+
         def local_step(k: Any, y: Array) -> Array:
             return y - self.gamma * client.problem.gy(x, y, client.batch(k))
 

@@ -25,9 +25,9 @@ from fedbilevel.settings import count, flag, step_size
 class FedBiO(Algorithm):
     """Local steps on x, y and u, averaged every I steps."""
 
-    eta: float = step_size(0.1, "η, step on x")
-    gamma: float = step_size(0.1, "γ, step on y")
-    tau: float = step_size(0.1, "τ, step on u")
+    eta: float = step_size(0.02, "η, step on x")
+    gamma: float = step_size(0.5, "γ, step on y")
+    tau: float = step_size(0.5, "τ, step on u")
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     local_steps: int = count(5, "I, local steps between two averagings", source="the paper's data cleaning")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")

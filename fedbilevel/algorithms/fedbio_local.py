@@ -37,14 +37,14 @@ class FedBiOLocal(Algorithm):
 
     lower_level: ClassVar[LowerLevel] = "local"
 
-    eta: float = step_size(0.1, "η, step on x")
+    eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")
     tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
-    neumann_order: int = count(5, "Q, order of the Neumann series, of Q + 1 terms", least=0)
+    neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
     local_steps: int = count(5, "I, local steps between two averagings")
 
     def hypergradient(self, client: Client, x: Array, y: Array, k: Any) -> Array:
-        """Φ_m, Eq. (11), on the k-th Q + 3 minibatches of this call"""
+        """Φ_m, Eq. (11), on minibatches of the k-th local step of this call"""
         problem, first = client.problem, k * (self.neumann_order + 3) + 1
 
         def hessian(j: Any, v: Array) -> Array:
@@ -57,10 +57,13 @@ class FedBiOLocal(Algorithm):
 
     @at_client
     def begin(self, client: Client, y: Array) -> Array:
+        """The client's first y, which stays here."""
         return y
 
     @at_client
     def descend(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
+        """The client's x and y after its local steps; they stay here."""
+
         def local_step(k: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             x, y = carry
             gradient = client.problem.gy(x, y, client.batch(k * (self.neumann_order + 3)))
@@ -70,6 +73,7 @@ class FedBiOLocal(Algorithm):
 
     @at_client
     def shared(self, client: Client, xy: tuple[Array, Array]) -> Array:
+        """The part of them that is averaged."""
         return xy[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:

@@ -46,7 +46,7 @@ class State(NamedTuple):
 class FedBiOAcc(Algorithm):
     """Local steps on x, y and u with STORM momenta, averaged every I steps."""
 
-    eta: float = step_size(1.0, "η, step on x, times α_t")
+    eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
     tau: float = step_size(1.0, "τ, step on u, times α_t")
     c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
@@ -59,6 +59,7 @@ class FedBiOAcc(Algorithm):
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 
     def alpha(self, t: Array | int) -> Array:
+        """α_t"""
         return jnp.asarray(self.delta / (self.offset + t) ** (1 / 3))
 
     def move(self, z: Point, d: Point, t: Array) -> Point:

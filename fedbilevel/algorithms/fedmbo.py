@@ -34,14 +34,15 @@ from fedbilevel.settings import count, step_size
 class FedMBO(Algorithm):
     """Minibatch SGD on y and the parallel hypergradient estimator PHE."""
 
-    alpha: float = step_size(0.1, "α, step on x")
+    alpha: float = step_size(0.05, "α, step on x")
     beta: float = step_size(0.5, "β, step on y")
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
     lower_rounds: int = count(5, "T, rounds on y in a step")
-    neumann_terms: int = count(10, "N, terms of the Neumann series")
+    neumann_terms: int = count(20, "N, terms of the Neumann series")
 
     @at_client
     def descend(self, client: Client, x: Array, y: Array) -> Array:
+        """∇_y g_i"""
         return client.problem.gy(x, y, client.batch())
 
     @at_client
@@ -52,10 +53,12 @@ class FedMBO(Algorithm):
 
     @at_client
     def contract(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """A factor of the chain: p_i - ∇²_yy g p_i / ℓ"""
         return p - client.weight * client.problem.gyy(x, y, client.batch(), p) / self.smoothness
 
     @at_client
     def cross(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇²_xy g p_i"""
         return client.problem.gxy(x, y, client.batch(), p)
 
     def lengths(self, key: Array, size: int) -> Array:

@@ -27,12 +27,12 @@ from fedbilevel.settings import count, flag, step_size
 class SimFBO(Algorithm):
     """Simultaneous local steps on x, y and u, one aggregation per step."""
 
-    eta_x: float = step_size(0.1, "η_x, local step on x")
-    eta_y: float = step_size(0.1, "η_y, local step on y")
-    eta_u: float = step_size(0.1, "η_u, local step on u")
-    gamma_x: float = step_size(0.1, "γ_x, server step on x")
-    gamma_y: float = step_size(0.1, "γ_y, server step on y")
-    gamma_u: float = step_size(0.1, "γ_u, server step on u")
+    eta_x: float = step_size(0.02, "η_x, local step on x")
+    eta_y: float = step_size(0.5, "η_y, local step on y")
+    eta_u: float = step_size(0.5, "η_u, local step on u")
+    gamma_x: float = step_size(0.02, "γ_x, server step on x")
+    gamma_y: float = step_size(0.5, "γ_y, server step on y")
+    gamma_u: float = step_size(0.5, "γ_u, server step on u")
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     local_steps: int = count(1, "τ, local steps in a round")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")

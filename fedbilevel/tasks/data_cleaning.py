@@ -6,7 +6,8 @@ sample of every client, y the model:
     min_x  Σ_m ℓ(y*(x); clean data of client m)/M,    y*(x) = argmin_y  Σ_m mean_n s(x_mn) ℓ(y; sample n of m)/M + λ |y|²
 
 A share of the training labels is replaced by uniformly random ones, and each client's clean data is of one
-class, so that no client can clean its data alone. s is the identity, or the sigmoid of X. Yang et al., ICLR 2025.
+class, so that no client can clean its data alone. s is the sigmoid, as in MeFBO's experiments (ICLR 2025), or the
+identity, as here: then weights can turn negative, the lower level loses its minimum, and long runs diverge.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ class DataCleaning:
     """Weigh training samples with noisy labels by their use for clean validation data."""
 
     headline: ClassVar[str] = "test_accuracy"
-    suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # found by trial on the digits; α_t and c are the paper's
+        "fedbioacc": dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, delta=30, offset=10_000, radius=10),
+        "fedbio": dict(eta=50, gamma=0.5, tau=0.03, radius=10),
+        "simfbo": dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10),
+        "fedmbo": dict(alpha=300, beta=0.5, smoothness=5, lower_rounds=3, neumann_terms=5),
+        "fedavg": dict(gamma=0.3),
+    }
 
     dataset: str = choice("digits", "the images", datasets.LOADERS)
     clients: int = count(10, "number of clients")

@@ -1,0 +1,225 @@
+"""The command as a user meets it: what it prints, what it refuses, and how it survives being stopped."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedbilevel import cli
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.tasks import TASKS
+
+COMMAND = [sys.executable, "-m", "fedbilevel"]
+SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as exit:
+            code = exit.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning?"),
+        (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
+        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; there are: fedbioacc, "),
+        (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
+        (["run", "quadratic", "simfbo", "--set", "gama_x=1"], "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
+        (["run", "quadratic", "simfbo", "--set", "gamma_x=fast"], "gamma_x must be a number above 0; given: fast"),
+        (["run", "quadratic", "simfbo", "--set", "gamma_x=-1"], "gamma_x must be a number above 0; given: -1"),
+        (["run", "quadratic", "simfbo", "--set", "gamma_x=nan"], "gamma_x must be a number above 0; given: nan"),
+        (
+            ["run", "quadratic", "simfbo", "--set", "local_steps=2.5"],
+            "local_steps must be a whole number of at least 1; given: 2.5",
+        ),
+        (["run", "quadratic", "simfbo", "--set", "share_batch=maybe"], "share_batch must be true or false; given: maybe"),
+        (["run", "quadratic", "simfbo", "--set", "gamma_x"], "'gamma_x' is not of the form NAME=VALUE"),
+        (["run", "quadratic", "simfbo", "--set", "fedavg.gamma=1"], "'fedavg' is not among the algorithms simfbo"),
+        (["run", "quadratic", "simfbo", "--knob", "client=3"], "quadratic has no setting 'client'; did you mean clients"),
+        (["run", "quadratic", "simfbo", "--knob", "lower_level=both"], "lower_level must be one of global, local; given: both"),
+        (["run", "quadratic", "simfbo", "simfbo"], "an algorithm is named twice"),
+        (["run", "quadratic", "simfbo", "--rounds", "0"], "rounds must be a whole number of at least 1; given: 0"),
+        (["run", "quadratic", "simfbo", "--rounds", "many"], "Invalid value for '--rounds': 'many' is not a whole number"),
+        (["run", "quadratic", "simfbo", "--dropout", "often"], "Invalid value for '--dropout': 'often' is not a number"),
+        (["run", "quadratic", "simfbo", "--rounds", "5", "--steps", "5"], "either --rounds or --steps"),
+        (["run", "quadratic", "simfbo", "--clients-per-round", "11"], "between 1 and the number of clients, 10; given: 11"),
+        (["run", "quadratic", "simfbo", "--bernoulli", "1.5"], "above 0 and at most 1; given: 1.5"),
+        (["run", "quadratic", "simfbo", "--dropout", "1"], "at least 0 and below 1; given: 1.0"),
+        (["run", "quadratic", "simfbo", "--clients-per-round", "3", "--bernoulli", "0.5"], "not both"),
+        (["run", "quadratic", "fedbio-local"], "FedBiOLocal is for a local lower level and the task has a global one"),
+        (["run", "quadratic"], "Missing argument"),
+        (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
+        (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
+        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist is not bundled: name the folder"),
+        (
+            ["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist", "--data", "."],
+            "no file train-images-idx3-ubyte[.gz] in ",
+        ),
+        (["resume", "no/such"], "no/such holds no run"),
+        (["compare", "."], ". holds no run"),
+        (["nonsense"], "No such command 'nonsense'"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(run, arguments, message, tmp_path):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("fedbilevel: ") and err.count("\n") == 1 and "Traceback" not in err + out
+    assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
+    code, out, err = run("run", "quadratic", "fedbio", "fedavg", *SMALL, "--set", "fedbio.local_steps=2", "--out", "here")
+    assert code == 0, err
+    assert re.search(r"fedbio +\S+ +\S+ +60 ", out) and "MB up" in out
+    assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000
+    config = json.loads((tmp_path / "here" / "fedbio" / "config.json").read_text())["configuration"]
+    assert config["hyperparameters"]["local_steps"] == 2 and config["knobs"]["clients"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "here" / "fedbio" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rounds"] for row in rows] == [0, 10, 20, 30, 40, 50, 60]
+    assert rows[-1]["floats_up"] == 60 * 4 * 21 and rows[-1]["floats_down"] == 60 * 4 * 21
+
+    before = {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()}
+    code, _, err = run("run", "quadratic", "fedbio", *SMALL, "--out", "here")
+    assert code == 2 and "already holds a run: resume it, choose another --out, or replace it with --force" in err
+    assert {p: p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()} == before
+    code, out, _ = run("run", "quadratic", "fedbio", *SMALL, "--out", "here", "--force", "--seed", "1")
+    assert code == 0 and json.loads((tmp_path / "here" / "fedbio" / "config.json").read_text())["configuration"]["seed"] == 1
+
+    code, out, _ = run("compare", "here", "--out", "both.png")
+    assert code == 0 and "fedavg" in out and (tmp_path / "both.png").exists()
+
+
+def test_diverged_runs_do_not_stop_the_others_and_give_exit_code_1(run):
+    code, out, err = run("run", "quadratic", "simfbo", "fedavg", *SMALL, "--set", "gamma_y=1e30", "--out", "here")
+    assert code == 1 and "SimFBO diverged at round" in err and "Traceback" not in err
+    assert "simfbo (diverged)" in out and re.search(r"fedavg +\S+ +\S+ +60 ", out)
+
+
+def test_list_is_a_line_each_and_show_explains_every_setting(run):
+    _, out, _ = run("list")
+    for name, entry in {**ALGORITHMS, **TASKS}.items():
+        assert any(name in line and entry.summary in line and entry.paper in line for line in out.splitlines())
+    for name in {**ALGORITHMS, **TASKS}:
+        code, out, _ = run("show", name)
+        assert code == 0 and "default" in out
+
+
+def test_list_and_help_do_not_wait_for_jax():
+    script = (
+        "import sys; sys.argv = ['fedbilevel', 'list']; from fedbilevel import cli; cli.main(); assert 'jax' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+LONG = ["run", "quadratic", "simfbo", "fedavg", "--knob", "noise=0.1", "--rounds", "40000", "--every", "500", "--out", "here"]
+
+
+def started(folder, **environment):
+    """A long run in a process of its own that has begun to write metrics."""
+    process = subprocess.Popen(
+        [*COMMAND, *LONG],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    metrics = folder / "here" / "simfbo" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.05)
+    return process
+
+
+def rows(folder, name):
+    lines = (folder / "here" / name / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The long run, never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = subprocess.run([*COMMAND, *LONG], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_or_killed_run_goes_on_to_the_same_end(number, tmp_path, whole):
+    process = started(tmp_path)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+    else:
+        assert process.returncode == 128 + number, err
+        assert err == "fedbilevel: stopped; go on with: fedbilevel resume here\n"
+        assert (tmp_path / "here" / "simfbo" / "checkpoint").exists()
+    resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("simfbo", "fedavg"):  # the second one had not begun
+        assert rows(tmp_path, name) == rows(whole, name)
+
+
+def test_a_disk_that_takes_no_more_is_said_in_one_line_and_the_run_can_go_on(tmp_path):
+    # the kernel refuses writes beyond three blocks of 512 bytes, as it does on a full disk
+    arguments = ["run", "quadratic", "fedavg", *SMALL, "--every", "1", "--out", "here"]
+    script = ["sh", "-c", 'ulimit -f 3; exec "$@"', "sh", *COMMAND, *arguments]
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    failed = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+    assert failed.stderr == "fedbilevel: here: File too large; mend that, then go on with: fedbilevel resume here\n"
+    resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["rounds"] for row in rows(tmp_path, "fedavg")] == list(range(61))
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(tmp_path):
+    arguments = ["run", "quadratic", "fedavg", *SMALL, "--out"]
+    terminal, screen = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *arguments, "bar"], cwd=tmp_path, stdout=screen, env={**os.environ, "COLUMNS": "120"})
+    os.close(screen)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal closes with the process
+        while more := os.read(terminal, 4096):
+            shown += more
+    os.close(terminal)
+    assert process.wait() == 0 and b"round 60/60" in shown and "━".encode() in shown
+    piped = subprocess.run([*COMMAND, *arguments, "lines"], cwd=tmp_path, capture_output=True, text=True)
+    assert "\x1b" not in piped.stdout and "fedavg: round 60 of 60, x error " in piped.stdout
+
+
+def test_the_demo_cleans_better_than_chance_and_beats_training_on_everything(tmp_path):
+    environment = {**os.environ, "JAX_ENABLE_X64": "0"}
+    done = subprocess.run([*COMMAND, "demo", "--out", "demo"], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    result = {name: json.loads((tmp_path / "demo" / name / "result.json").read_text()) for name in ("fedbioacc", "fedavg")}
+    assert result["fedbioacc"]["roc_auc"] > 0.95 and result["fedavg"]["roc_auc"] == 0.5
+    assert result["fedbioacc"]["test_accuracy"] > result["fedavg"]["test_accuracy"] + 0.02
+    assert np.isclose(result["fedbioacc"]["rounds"], result["fedavg"]["rounds"], atol=2)
+    assert "roc auc" in done.stdout and (tmp_path / "demo" / "curves.png").exists()

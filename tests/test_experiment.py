@@ -1,0 +1,246 @@
+"""Budgets, metrics, resuming and divergence of a run."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel import experiment as experiment_module
+from fedbilevel.configuration import Configuration
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.experiment import Experiment
+from fedbilevel.participation import Uniform
+from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.tasks.quadratic import Quadratic
+
+TASK = Quadratic(clients=5, noise=0.3).build()
+
+
+def finished(experiment, start=None):
+    return list(experiment.run(start))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds", "steps", "used"),
+    [
+        (fb.SimFBO(), 7, 7, 7),
+        (fb.FedBiOAcc(local_steps=2), 8, 3, 7),  # one round to start, two for each step
+        (fb.FedMBO(alpha=0.01, lower_rounds=2, neumann_terms=1), 11, 2, 8),  # four for each step
+    ],
+)
+def test_a_budget_of_rounds_buys_as_many_whole_steps_as_fit(algorithm, rounds, steps, used):
+    *_, last = Experiment(TASK, algorithm, rounds=rounds, every=1).run()
+    assert (last.step, last.totals.rounds) == (steps, used)
+
+
+def test_a_random_number_of_rounds_never_exceeds_the_budget_and_leaves_no_step_unused():
+    algorithm = fb.FedMBO(alpha=0.01, lower_rounds=1, neumann_terms=8)
+    for seed in range(5):
+        experiment = Experiment(TASK, algorithm, rounds=40, seed=seed)
+        *_, last = experiment.run()
+        key = jax.random.fold_in(jax.random.key(seed), last.step + 1)
+        assert last.totals.rounds <= 40 < last.totals.rounds + experiment.simulator.rounds(algorithm, key)
+
+
+def test_steps_count_outer_steps():
+    *_, last = Experiment(TASK, fb.FedBiOAcc(local_steps=2), steps=5).run()
+    assert (last.step, last.totals.rounds) == (5, 11)
+
+
+def test_metrics_come_at_the_start_every_k_rounds_and_at_the_end():
+    rows = [m.totals.rounds for m in Experiment(TASK, fb.SimFBO(), rounds=23, every=5).run() if m.metrics]
+    assert rows == [0, 5, 10, 15, 20, 23]
+
+
+def test_where_stretches_end_changes_no_bit(monkeypatch):
+    experiment = Experiment(TASK, fb.FedMBO(alpha=0.01, lower_rounds=2, neumann_terms=4), rounds=60, participation=Uniform(3))
+    ours = finished(experiment)
+    monkeypatch.setattr(experiment_module, "STRETCH_SECONDS", 0.0)
+    theirs = finished(experiment)
+    assert len(theirs) > len(ours)
+    assert [m.metrics for m in ours if m.metrics] == [m.metrics for m in theirs if m.metrics]
+    np.testing.assert_array_equal(ours[-1].state.x, theirs[-1].state.x)
+
+
+def configuration(**changes):
+    values = dict(rounds=120, every=10, seed=3, clients_per_round=3)
+    hyperparameters = changes.pop("hyperparameters", {})
+    algorithm = changes.pop("algorithm", "fedbioacc")
+    lower = "local" if algorithm.endswith("local") else "global"
+    knobs = {"clients": 5, "noise": 0.3, "lower_level": lower}
+    if algorithm == "fedmbo":
+        hyperparameters = {"lower_rounds": 2, "neumann_terms": 8}
+    return Configuration.resolve("quadratic", knobs, algorithm, hyperparameters, **values | changes)
+
+
+def without_seconds(rows):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def checkpoint_leaves(folder):
+    config = folder.configuration
+    return jax.tree.leaves(folder._read_checkpoint(config.experiment(), config).state)
+
+
+@pytest.mark.parametrize("algorithm", ["fedbioacc", "fedmbo", "fedbio-local"])
+def test_a_resumed_run_is_bit_identical(tmp_path, algorithm):
+    whole = RunFolder.create(tmp_path / "whole", configuration(algorithm=algorithm))
+    whole.execute(StopRequest(), lambda moment: None)
+    broken = RunFolder.create(tmp_path / "broken", configuration(algorithm=algorithm))
+    for stop_at in (1, 3, 6):
+        stop = StopRequest()
+
+        def observe(moment, stop=stop, stop_at=stop_at):
+            if moment.step >= stop_at:
+                stop.signum = 2
+
+        with pytest.raises(Interrupted):
+            broken.execute(stop, observe)
+    with (broken.path / "metrics.jsonl").open("a") as metrics:  # rows that a kill left behind the last checkpoint
+        metrics.write(json.dumps({"step": 10**6, "rounds": 10**6}) + "\n" + '{"step": 7, "rou')
+    broken.execute(StopRequest(), lambda moment: None)
+    assert without_seconds(whole.rows()) == without_seconds(broken.rows())
+    assert len(whole.rows()) >= 8
+    for a, b in zip(checkpoint_leaves(whole), checkpoint_leaves(broken), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder.execute(StopRequest(), lambda moment: None)
+    before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
+    folder.execute(StopRequest(), lambda moment: pytest.fail("ran again"))
+    assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == before
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_result_ends_without_a_double_row(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder.execute(StopRequest(), lambda moment: None)
+    rows = folder.rows()
+    (folder.path / "result.json").unlink()
+    folder.execute(StopRequest(), lambda moment: None)
+    assert without_seconds(folder.rows()) == without_seconds(rows) and folder.result["status"] == "finished"
+
+
+def test_the_configuration_repeats_the_run(tmp_path):
+    first = RunFolder.create(tmp_path / "first", configuration(hyperparameters={"eta": "0.25"}))
+    first.execute(StopRequest(), lambda moment: None)
+    stored = Configuration.parse((first.path / "config.json").read_text())
+    assert stored == first.configuration and stored.hyperparameters["eta"] == 0.25
+    second = RunFolder.create(tmp_path / "second", stored)
+    second.execute(StopRequest(), lambda moment: None)
+    assert without_seconds(first.rows()) == without_seconds(second.rows())
+    assert {"python", "jax", "fedbilevel", "device"} <= set(json.loads((first.path / "config.json").read_text())["versions"])
+
+
+def test_divergence_stops_at_once_and_says_where_and_what_to_try(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", configuration(algorithm="simfbo", hyperparameters={"gamma_y": 1e30}))
+    seen = []
+    with pytest.raises(Diverged) as caught:
+        folder.execute(StopRequest(), seen.append, checkpoint_seconds=0)
+    message = str(caught.value)
+    assert message.startswith("SimFBO diverged at round ") and "gamma_y = 1e+30" in message and "Try steps" in message
+    assert " y " in message or "lower_loss" in message
+    assert seen[-1].totals.rounds < 40  # at once, not at the end of the budget
+    assert folder.result["status"] == "diverged" and folder.result["reason"] == message
+    assert folder.rows()[0]["step"] == 0
+    assert all(np.isfinite(leaf).all() for leaf in checkpoint_leaves(folder))
+
+
+def test_a_loss_above_its_bound_is_divergence():
+    experiment = Experiment(TASK, fb.SimFBO(gamma_y=3.0), rounds=200, every=5, loss_bound=50.0)
+    with pytest.raises(Diverged, match=r"loss is .*, above the bound of 50"):
+        finished(experiment)
+
+
+def test_a_checkpoint_that_is_damaged_foreign_or_of_another_run_is_refused(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder.execute(StopRequest(), lambda moment: None)
+    (folder.path / "result.json").unlink()
+    file = folder.path / "checkpoint"
+    good, rows = file.read_bytes(), folder.rows()
+
+    def refused(data, message):
+        file.write_bytes(data)
+        with pytest.raises(InputError, match=message):
+            folder.execute(StopRequest(), lambda moment: None)
+        assert file.read_bytes() == data and folder.rows() == rows  # nothing was overwritten
+
+    refused(good[:-7], "truncated or damaged")
+    refused(good[:40], "truncated or damaged")
+    refused(b"", "not a checkpoint of fedbilevel")
+    refused(b"PK\x03\x04 something else", "not a checkpoint of fedbilevel")
+    other = RunFolder.create(tmp_path / "other", configuration(seed=4))
+    other.execute(StopRequest(), lambda moment: None)
+    refused((other.path / "checkpoint").read_bytes(), "belongs to a run with another configuration")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(rounds=0), "rounds must be a whole number of at least 1; given: 0"),
+        (dict(rounds=10, steps=10), "either a budget of rounds or a number of steps"),
+        (dict(), "either a budget of rounds or a number of steps"),
+        (dict(rounds=10, every=0), "every must be"),
+        (dict(rounds=10, seed=-1), "seed must be"),
+        (dict(rounds=10, loss_bound=float("nan")), "loss bound"),
+        (dict(rounds=10, participation=Uniform(6)), "between 1 and the number of clients, 5; given: 6"),
+        (dict(rounds=10, algorithm=fb.FedBiOLocal()), "FedBiOLocal is for a local lower level"),
+        (dict(rounds=2, algorithm=fb.FedBiOAcc()), "2 rounds are too few for FedBiOAcc"),
+    ],
+)
+def test_impossible_experiments_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        finished(Experiment(**{"task": TASK, "algorithm": fb.SimFBO(), **changes}))
+
+
+def test_solve_takes_trees_unequal_clients_and_own_metrics():
+    rng = np.random.default_rng(0)
+    lower = [{"a": rng.standard_normal((n, 3)), "b": rng.standard_normal(n)} for n in (4, 9, 6)]
+
+    def g(x, y, rows):
+        return jnp.mean((rows["a"] @ y["w"] - rows["b"]) ** 2) + jnp.exp(x["log_ridge"]) * jnp.sum(y["w"] ** 2)
+
+    def f(x, y, rows):
+        return jnp.mean((rows["a"] @ y["w"] - rows["b"]) ** 2)
+
+    found = fb.solve(
+        f,
+        g,
+        {"log_ridge": jnp.array(0.0)},
+        {"w": jnp.zeros(3)},
+        lower=lower,
+        upper=[{k: v[:2] for k, v in rows.items()} for rows in lower],
+        algorithm=fb.SimFBO(),
+        steps=50,
+        metrics=lambda x, y: {"norm": jnp.linalg.norm(y["w"])},
+    )
+    assert set(found.x) == {"log_ridge"} and found.y["w"].shape == (3,)
+    assert found.history[-1]["lower_loss"] < found.history[0]["lower_loss"]
+    np.testing.assert_allclose(found.history[-1]["norm"], np.linalg.norm(found.y["w"]))
+    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[4\]"):
+        fb.solve(
+            lambda x, y, rows: rows["b"],
+            g,
+            *[{"log_ridge": 0.0}, {"w": np.zeros(3)}],
+            lower=lower[:1],
+            algorithm=fb.SimFBO(),
+            steps=1,
+        )
+
+
+def test_a_local_solution_has_a_row_per_client():
+    lower = [np.full((3, 2), float(m)) for m in range(4)]
+    found = fb.solve(
+        lambda x, y, rows: jnp.sum((y - 1) ** 2) + x**2,
+        lambda x, y, rows: jnp.mean(jnp.sum((y - rows) ** 2, 1)) + 0 * x,
+        jnp.array(0.5),
+        jnp.zeros(2),
+        lower=lower,
+        algorithm=fb.FedBiOLocal(gamma=0.2),
+        steps=40,
+    )
+    np.testing.assert_allclose(found.y, np.repeat(np.arange(4.0)[:, None], 2, 1), atol=1e-6)

@@ -1,0 +1,154 @@
+"""Derivatives, batches and exact solutions against finite differences and closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbilevel import exact
+from fedbilevel.errors import InputError
+from fedbilevel.population import Population, Shards
+from fedbilevel.problem import Batch, Point, Problem, evaluate, from_trees
+from fedbilevel.tasks.quadratic import Quadratic
+
+
+def f(x, y, rows):
+    return jnp.mean(jnp.sin(rows @ y) + jnp.sum(x**2) * jnp.cos(rows[:, 0]))
+
+
+def g(x, y, rows):
+    return jnp.mean(jnp.log(jnp.cosh(rows @ y - x[0]))) + jnp.exp(x[1]) * jnp.sum(y**4) / 4
+
+
+PROBLEM = Problem(f, g)
+X, Y, V = jnp.array([0.3, -0.2]), jnp.array([0.5, -0.7, 0.2]), jnp.array([1.0, 0.4, -0.6])
+ROWS = jax.random.normal(jax.random.key(0), (7, 3))
+BATCH = Batch(ROWS[:4], ROWS[4:])
+
+
+def finite_differences(h, at, step=1e-5):
+    return jnp.stack([(h(at + step * e) - h(at - step * e)) / (2 * step) for e in jnp.eye(len(at))])
+
+
+def test_five_derivatives_against_finite_differences():
+    p = PROBLEM
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8)  # noqa: E731
+    close(p.fx(X, Y, BATCH), finite_differences(lambda x: f(x, Y, BATCH.upper), X))
+    close(p.fy(X, Y, BATCH), finite_differences(lambda y: f(X, y, BATCH.upper), Y))
+    close(p.gy(X, Y, BATCH), finite_differences(lambda y: g(X, y, BATCH.lower), Y))
+    close(p.gyy(X, Y, BATCH, V), finite_differences(lambda y: p.gy(X, y, BATCH), Y).T @ V)
+    close(p.gxy(X, Y, BATCH, V), finite_differences(lambda x: p.gy(x, Y, BATCH), X) @ V)
+
+
+def test_direction_uses_each_of_the_five_batches_for_its_own_derivative():
+    population = Population.build(PROBLEM, [ROWS], [ROWS], batch_size=2)
+    five = population.client(0, jax.random.key(3)).five_batches()
+    d = PROBLEM.direction(Point(X, Y, V), five)
+    np.testing.assert_allclose(d.x, PROBLEM.fx(X, Y, five.f1) - PROBLEM.gxy(X, Y, five.g1, V))
+    np.testing.assert_allclose(d.y, PROBLEM.gy(X, Y, five.y))
+    np.testing.assert_allclose(d.u, PROBLEM.gyy(X, Y, five.g2, V) - PROBLEM.fy(X, Y, five.f2))
+    lowers = [np.asarray(b.lower).tobytes() for b in five]
+    assert len(set(lowers)) == 5
+    shared = population.client(0, jax.random.key(3)).five_batches(shared=True)
+    assert all(b is shared[0] for b in shared)
+
+
+def test_one_linearisation_serves_both_second_order_products():
+    """On a shared batch the compiled direction does the floating-point work of one vjp, not of two."""
+    widths = 64, 96
+
+    def loss(x, y, rows):
+        return jnp.mean((jnp.tanh(rows @ x.reshape(widths)) @ y) ** 2)
+
+    problem, rows = Problem(loss, loss), jnp.ones((512, 64))
+    x, y, batch = jnp.ones(64 * 96), jnp.ones(96), Batch(rows, rows)
+
+    def flops(function):
+        return jax.jit(function).lower(x, y, y).compile().cost_analysis()["flops"]
+
+    both = flops(lambda x, y, u: (problem.gxy(x, y, batch, u), problem.gyy(x, y, batch, u)))
+    assert both < 1.1 * flops(lambda x, y, u: problem.gxy(x, y, batch, u))
+
+
+def test_rows_are_drawn_uniformly_from_the_clients_own():
+    sizes = [3, 5, 1]
+    shards = [np.full((n, 1), 10.0 * m) + np.arange(n)[:, None] for m, n in enumerate(sizes)]
+    population = Population.build(PROBLEM, shards, shards, batch_size=4000)
+    for m, n in enumerate(sizes):
+        batch = population.client(m, jax.random.key(m)).batch()
+        for rows in batch:
+            values, counts = np.unique(np.asarray(rows), return_counts=True)
+            np.testing.assert_array_equal(values, 10 * m + np.arange(n))
+            assert np.all(np.abs(counts - 4000 / n) < 5 * np.sqrt(4000 / n))
+        assert not np.array_equal(batch.upper, batch.lower) or n == 1
+
+
+def test_all_rows_of_unequal_clients_count_each_once():
+    shards = [np.asarray(ROWS[:4]), np.asarray(ROWS[4:6]), np.asarray(ROWS[6:])]
+    population = Population.build(PROBLEM, shards, shards)
+    for m, rows in enumerate(shards):
+        whole = jax.jit(lambda m: population.client(m, jax.random.key(0)).whole())(m)
+        np.testing.assert_allclose(evaluate(f, X, Y, whole.upper), f(X, Y, rows), rtol=1e-12)
+        np.testing.assert_allclose(PROBLEM.gy(X, Y, whole), jax.grad(g, 1)(X, Y, rows), rtol=1e-12)
+
+
+@pytest.mark.parametrize("lower", ["global", "local"])
+def test_exact_solution_is_the_closed_form(lower):
+    task = Quadratic(lower_level=lower, clients=4)
+    population, k = task.build().population, task.coefficients()
+    target, x = (k.mean() if lower == "global" else k), np.linspace(-1, 1, 5)
+    start = jnp.zeros(8) if lower == "global" else jnp.zeros((4, 8))
+    y, _, gradient = exact.solution(population, jnp.asarray(x), start, lower, 1e-12)
+    y_star = target.lower(x)
+    np.testing.assert_allclose(y, y_star[0] if lower == "global" else y_star, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient, target.hypergradient(x, y_star), rtol=1e-9)
+    np.testing.assert_allclose(target.hypergradient(target.upper(), target.lower(target.upper())), 0, atol=1e-12)
+
+
+def test_exact_hypergradient_against_finite_differences_of_a_nonlinear_problem():
+    population = Population.build(PROBLEM, [ROWS[:4], ROWS[4:]], [ROWS[:3], ROWS[3:]], weights=[1, 3])
+
+    @jax.jit
+    def h(x):
+        y = exact.solution(population, x, Y, tolerance=1e-13).y
+        return exact.losses(population, x, y)[0]
+
+    gradient = exact.solution(population, X, Y, tolerance=1e-13).hypergradient
+    np.testing.assert_allclose(gradient, finite_differences(h, X, 1e-4), rtol=1e-6)
+
+
+def test_large_systems_are_solved_by_conjugate_gradients(monkeypatch):
+    task = Quadratic(clients=3).build()
+    direct = jax.jit(lambda x: exact.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
+    monkeypatch.setattr(exact, "DIRECT", 1)
+    iterative = jax.jit(lambda x: exact.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
+    np.testing.assert_allclose(direct.hypergradient, iterative.hypergradient, rtol=1e-7)
+
+
+def test_trees_come_back_as_they_were():
+    tree = {"a": jnp.ones((2, 3)), "b": [jnp.zeros(4)]}
+    problem, x, y, x_tree, _ = from_trees(lambda x, y, rows: x["a"].sum() + y, lambda x, y, rows: y**2, tree, jnp.array(1.0))
+    assert x.shape == (10,) and jax.tree.structure(x_tree(x)) == jax.tree.structure(tree)
+    assert problem.f(x, y, None).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Shards.stack([]), "no client"),
+        (lambda: Shards.stack([np.ones((2, 1)), np.ones((0, 1))]), "client 1 has no rows"),
+        (lambda: Shards.stack([np.ones((2, 1)), (np.ones((2, 1)),)]), "client 1 has other arrays"),
+        (lambda: Shards.stack([(np.ones(2), np.ones(3))]), "one common first axis"),
+        (lambda: Population.build(PROBLEM, [ROWS], [ROWS, ROWS]), "upper has 1 clients and lower 2"),
+        (lambda: Population.build(PROBLEM, [ROWS], [ROWS], weights=[-1.0]), "weights must be 1 numbers"),
+        (lambda: Population.build(PROBLEM, [ROWS], [ROWS], batch_size=0), "batch_size must be at least 1"),
+        (lambda: from_trees(f, g, [], Y), "x0 has no arrays"),
+        (lambda: from_trees(f, g, X, np.arange(3)), "y0 holds int64 numbers"),
+        (lambda: from_trees(f, g, np.array([np.nan]), Y), "x0 holds a value that is not finite"),
+        (lambda: Problem(lambda x, y, rows: rows @ y, g).check(X, Y, BATCH), r"f\(x, y, batch\) must return one real number"),
+        (lambda: Problem(f, lambda x, y, rows: (y.sum(), y)).check(X, Y, BATCH), r"g\(x, y, batch\) must return one real"),
+    ],
+)
+def test_bad_input_is_refused_by_name(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
