@@ -34,13 +34,13 @@ def is_client_function(method: object) -> bool:
     return getattr(method, "__at_client__", False)
 
 
-def iterate(n: int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
+def iterate(n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
     """`body(k, value)` for k = 0..n-1, at a client.
 
     A single step needs no loop: all clients then still share the server's values, and in simulation their
     matrix products merge into one.
     """
-    return body(0, value) if n == 1 else lax.fori_loop(0, n, body, value)
+    return body(0, value) if isinstance(n, int) and n == 1 else lax.fori_loop(0, n, body, value)
 
 
 class PerClient(abc.ABC):

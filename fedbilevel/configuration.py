@@ -44,10 +44,11 @@ class Configuration:
     ) -> Configuration:
         """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
         task_class = find(TASKS, "task", task).load()
-        algorithm_class = find(ALGORITHMS, "algorithm", algorithm).load()
         suited = getattr(task_class, "suited", {}).get(algorithm, {})
         knobs = dataclasses.asdict(configure(task_class, task, knobs))
-        hyperparameters = dataclasses.asdict(configure(algorithm_class, algorithm, {**suited, **hyperparameters}))
+        hyperparameters = dataclasses.asdict(
+            find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited, **hyperparameters})
+        )
         return cls(task, knobs, algorithm, hyperparameters, **rest)
 
     @classmethod
@@ -82,7 +83,7 @@ class Configuration:
         """What it describes, ready to run."""
         return Experiment(
             _built(self.task, tuple(self.knobs.items()), self.data),
-            configure(find(ALGORITHMS, "algorithm", self.algorithm).load(), self.algorithm, self.hyperparameters),
+            find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters),
             rounds=self.rounds,
             steps=self.steps,
             participation=self.participation(),

@@ -80,7 +80,9 @@ class Experiment:
 
     @property
     def simulator(self) -> Simulator:
-        """The federation that the run simulates."""
+        """The federation that the run simulates: of one client with all data, for a centralised method."""
+        if getattr(self.algorithm, "pooled", False):
+            return Simulator(self.task.population.pooled(), Everyone())
         return Simulator(self.task.population, self.participation, self.chunk_size)
 
     def first_state(self) -> Any:

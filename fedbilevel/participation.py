@@ -98,6 +98,14 @@ class Dropouts(Participation):
         return ids, (luck >= self.probability) | (jnp.arange(len(ids)) == jnp.argmax(luck))
 
 
+def present(wanted: Array | None, there: Array | None) -> Array | None:
+    """Who of a drawn cohort takes part: those wanted and there, or all wanted if none of them is there; None: all."""
+    if wanted is None or there is None:
+        return there if wanted is None else wanted
+    both = wanted & there
+    return jnp.where(both.any(), both, wanted)
+
+
 def without_replacement(key: Array, population: int, size: int) -> Array:
     """`size` different numbers below `population` in uniformly random order.
 

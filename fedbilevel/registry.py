@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedbilevel.errors import InputError
-from fedbilevel.settings import nearest
+from fedbilevel.settings import configure, nearest
 
 
 class Entry(NamedTuple):
@@ -17,10 +18,18 @@ class Entry(NamedTuple):
     name: str
     summary: str
     paper: str
+    preset: Mapping[str, Any] = MappingProxyType({})  # settings that make this name of another's class
 
     def load(self) -> Any:
         """The class itself."""
         return getattr(importlib.import_module(self.module), self.name)
+
+    def configure(self, name: str, values: Mapping[str, Any]) -> Any:
+        """An instance with these settings; those that make up the name cannot be changed."""
+        for setting, value in self.preset.items():
+            if str(values.get(setting, value)).lower() != str(value).lower():
+                raise InputError(f"{name} is {self.name} with {setting} = {value}; given: {values[setting]}: use another name")
+        return configure(self.load(), name, {**values, **self.preset})
 
 
 def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:

@@ -8,7 +8,6 @@ forgotten them.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,7 @@ from fedbilevel import wire
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import Clients, Cohort, PerClient, is_client_function
 from fedbilevel.errors import InputError
-from fedbilevel.participation import Participation
+from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
 from fedbilevel.traffic import Totals, floats
@@ -160,7 +159,7 @@ class RemoteClients(Clients):
 
     def __init__(self, federation: RemoteFederation, algorithm: Algorithm, key: Array):
         self.federation, self._key, self._calls = federation, key, 0
-        self._types = wire.named_tuples(sys.modules[type(algorithm).__module__])
+        self._types = wire.named_tuples(type(algorithm))
         self.totals = Totals()
 
     @property
@@ -169,8 +168,8 @@ class RemoteClients(Clients):
 
     def draw(self, active: Array | None = None) -> Cohort:
         ids, there = self.federation.participation.draw(self.next_key(), len(self.federation.weights))
-        masks = [np.asarray(mask) for mask in (active, there) if mask is not None]
-        return RemoteCohort(self, np.asarray(ids), np.all(masks, 0) if masks else np.ones(len(ids), bool))
+        taking_part = present(active, there)
+        return RemoteCohort(self, np.asarray(ids), np.ones(len(ids), bool) if taking_part is None else np.asarray(taking_part))
 
     def everyone(self) -> Cohort:
         population = len(self.federation.weights)
@@ -306,7 +305,7 @@ class ClientRuntime:
 
     def __init__(self, algorithm: Algorithm, population: Population, m: int, weight: float = 1.0):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
-        self._types = EXPRESSIONS | wire.named_tuples(sys.modules[type(algorithm).__module__])
+        self._types = EXPRESSIONS | wire.named_tuples(type(algorithm))
         self._kept: dict[int, Tree] = {}
 
     def answer(self, data: bytes) -> bytes:
@@ -346,5 +345,5 @@ class ClientRuntime:
 @partial(jax.jit, static_argnames="name")
 def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
     population, m, weight = own
-    client = population.client(0, jax.random.fold_in(jax.random.wrap_key_data(key), m), weight)
+    client = population.alone(jax.random.fold_in(jax.random.wrap_key_data(key), m), weight, m)
     return getattr(algorithm, name)(client, *args)

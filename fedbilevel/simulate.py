@@ -14,7 +14,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import Clients, Cohort, PerClient
-from fedbilevel.participation import Participation
+from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
 from fedbilevel.traffic import Traffic, floats, product
@@ -71,8 +71,7 @@ class SimulatedClients(Clients):
 
     def draw(self, active: Array | None = None) -> Cohort:
         ids, there = self._simulator.participation.draw(self.next_key(), self._simulator.population.size)
-        masks = [mask for mask in (active, there) if mask is not None]
-        return SimulatedCohort(self, ids, jnp.all(jnp.stack(masks), 0) if masks else None)
+        return SimulatedCohort(self, ids, present(active, there))
 
     def everyone(self) -> Cohort:
         return SimulatedCohort(self, jnp.arange(self._simulator.population.size), None)

@@ -25,11 +25,11 @@ def floats(tree: Tree) -> int:
     return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
-def product(n: Array | int, m: int) -> Array:
+def product(n: Array | int, m: Array | int) -> Array:
     """n · m for 0 <= n, m < 2³² as (high, low) words."""
-    n = jnp.asarray(n, jnp.uint32)
+    n, m = jnp.asarray(n, jnp.uint32), jnp.asarray(m, jnp.uint32)
     n_high, n_low = n >> HALF, n & MASK
-    m_high, m_low = jnp.uint32(m >> HALF), jnp.uint32(m & MASK)
+    m_high, m_low = m >> HALF, m & MASK
     low, cross, other, high = n_low * m_low, n_low * m_high, n_high * m_low, n_high * m_high
     middle = (low >> HALF) + (cross & MASK) + (other & MASK)
     return jnp.stack([high + (cross >> HALF) + (other >> HALF) + (middle >> HALF), (low & MASK) | (middle << HALF)])

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -84,6 +84,7 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     return tree
 
 
-def named_tuples(module: ModuleType) -> dict[str, type]:
-    """The named tuple types that a module can see, by name."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, type) and hasattr(value, "_fields")}
+def named_tuples(cls: type) -> dict[str, type]:
+    """The named tuple types that the modules of a class and its bases can see, by name."""
+    seen = {name: value for base in cls.__mro__ for name, value in vars(sys.modules[base.__module__]).items()}
+    return {name: value for name, value in seen.items() if isinstance(value, type) and hasattr(value, "_fields")}

@@ -8,40 +8,66 @@ import numpy as np
 import pytest
 from federations import add, deployed
 
-import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.experiment import Experiment
 from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform
 from fedbilevel.population import Population
 from fedbilevel.settings import settings
 from fedbilevel.simulate import Rows, Simulator
-from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 from fedbilevel.traffic import Totals
 
-# For each algorithm: settings with which it converges on the quadratic, and how near it must come to the closed
-# form after how many steps. FedMBO's hypergradient is random even on all data: it comes near, not arbitrarily so.
-# FedBiOAcc's momenta forget c α² of the clients' differences in every local step; the drift dies with α⁴.
-STEPS = {"eta_x": 0.05, "eta_y": 0.5, "eta_u": 0.5, "gamma_x": 0.05, "gamma_y": 0.5, "gamma_u": 0.5}
+# For each algorithm: settings with which it converges on the quadratic, after how many steps, and how near it must
+# come, as a share of the first error, to the closed form of what it solves. Where that is random even on all data
+# (PHE's chains visit random clients; IHGP and AggITD draw a random length) it comes near, not arbitrarily so. STORM
+# momenta forget c α² of the clients' differences in every local step; the drift dies with α⁴. What CommFedBiO's
+# compression leaves out keeps u in motion within a distance of order τ.
+# "biased" methods solve another problem, whose closed form they must reach. FedAvg solves the lower level at the first x.
+LOWER = dict(beta=0.5, lower_rounds=20)
+STORM = dict(eta=0.1, delta=1.0)
 TABLE = {
-    "simfbo": (fb.SimFBO(**STEPS), 4000, 1e-6),
-    "fedbio": (fb.FedBiO(eta=0.05, gamma=0.5, tau=0.5, local_steps=1), 4000, 1e-6),
-    "fedbioacc": (fb.FedBiOAcc(eta=0.1, delta=1.0, local_steps=4), 8000, 1e-5),
-    "fedmbo": (fb.FedMBO(alpha=0.02, lower_rounds=20, neumann_terms=60), 1500, 0.1),
-    "fedbio-local": (fb.FedBiOLocal(eta=0.1, gamma=0.5, neumann_order=100, local_steps=1), 2000, 1e-6),
-    "fedavg": (fb.FedAvg(gamma=0.5, local_steps=1), 600, 1e-6),
+    "simfbo": (dict(gamma_x=0.05), 4000, 1e-6, "global"),
+    "shrofbo": (
+        dict(gamma_x=0.05, eta_x=1e-9, eta_y=1e-9, eta_u=1e-9, gamma_y=0.2, gamma_u=0.2, spread=2),
+        4000,
+        1e-6,
+        "global",
+    ),
+    "fedbio": (dict(eta=0.05, local_steps=1), 4000, 1e-6, "global"),
+    "fedbioacc": (dict(**STORM, local_steps=4), 8000, 1e-5, "global"),
+    "fedmbo": (dict(**LOWER, alpha=0.02, neumann_terms=60), 1500, 0.1, "global"),
+    "fednest": (dict(**LOWER, alpha=0.01, neumann_terms=60), 2500, 0.1, "global"),
+    "fbo-aggitd": (dict(beta=0.5, alpha=0.01, lower_rounds=60, neumann_step=1.0), 2500, 0.1, "global"),
+    "commfedbio": (dict(**LOWER, alpha=0.05, tau=0.2, system_rounds=10), 2000, 1e-2, "global"),
+    "fedbio-local": (dict(eta=0.1, gamma=0.5, tau=1.0, neumann_order=60, local_steps=1), 2000, 1e-6, "local"),
+    "distbio": (dict(eta=0.1, gamma=0.5, tau=1.0, neumann_order=60), 2000, 1e-6, "local"),
+    "fedbioacc-local": (dict(**STORM, tau=1.0, neumann_order=60, local_steps=1), 8000, 1e-5, "local"),
+    "distbioacc": (dict(**STORM, tau=1.0, neumann_order=60), 8000, 1e-5, "local"),
+    "lfednest": (dict(**LOWER, alpha=0.05, neumann_terms=60), 2000, 1e-6, "biased"),
+    "local-bsgvr": (dict(**STORM, tau=1.0, neumann_order=60, local_steps=1), 12000, 1e-5, "biased"),
+    "adafbio": (dict(eta=0.02, delta=1.0, gamma=0.1, tau=1.0, neumann_order=60, local_steps=1), 8000, 1e-3, "biased"),
+    "stocbio": (dict(**LOWER, alpha=0.05, neumann_terms=60), 2000, 1e-6, "global"),
+    "mrbo": (dict(**STORM, tau=1.0, neumann_order=60), 8000, 1e-5, "global"),
+    "fedavg": (dict(gamma=0.5, local_steps=1), 600, 1e-6, "lower"),
 }
-# With local steps and unequal Hessians the fixed points of plain local methods are not the solution: the tests
-# that follow a few steps use local steps, the one that looks for the solution does not, except where STORM corrects.
-LOCAL = {
-    "simfbo": dataclasses.replace(TABLE["simfbo"][0], local_steps=3),
-    "fedbio": dataclasses.replace(TABLE["fedbio"][0], local_steps=3),
-    "fedmbo": dataclasses.replace(TABLE["fedmbo"][0], lower_rounds=3, neumann_terms=8),
-    "fedbio-local": dataclasses.replace(TABLE["fedbio-local"][0], local_steps=3, neumann_order=4),
-    "fedavg": dataclasses.replace(TABLE["fedavg"][0], local_steps=3),
-}
-FEW_STEPS = {name: LOCAL.get(name, algorithm) for name, (algorithm, *_) in TABLE.items()}
+# The tests that follow a few steps use short loops, and local steps where the name allows them.
+SHORT = {"lower_rounds": 2, "neumann_terms": 8, "neumann_order": 4, "system_rounds": 3, "local_steps": 3}
 
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+def make(name, **changes):
+    return ALGORITHMS[name].configure(name, {**TABLE[name][0], **changes})
+
+
+def short(name, **changes):
+    entry = ALGORITHMS[name]
+    fields = settings(entry.load())
+    return make(name, **{k: v for k, v in {**SHORT, **changes}.items() if k in fields and k not in entry.preset})
+
+
+CLASSES = {ALGORITHMS[name].name: name for name in reversed(ALGORITHMS)}
+every_algorithm = pytest.mark.parametrize(
+    "name", [name if name in CLASSES.values() else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 
 
 def quadratic(algorithm, **knobs):
@@ -59,18 +85,18 @@ def after(steps, simulator, algorithm, state):
 
 def test_the_table_is_complete():
     assert set(TABLE) == set(ALGORITHMS)
-    for name, (algorithm, *_) in TABLE.items():
-        assert type(algorithm) is ALGORITHMS[name].load()
 
 
-PARTICIPATION = [(name, p) for name in ALGORITHMS for p in (Everyone(), Uniform(3))] + [
-    (name, p) for name in ("fedmbo", "fedbio-local") for p in (Bernoulli(0.5), Dropouts(Uniform(4), 0.3))
-]
+PARTICIPATION = [
+    pytest.param(name, p, marks=() if name in CLASSES.values() else pytest.mark.slow)
+    for name in ALGORITHMS
+    for p in ((Everyone(), Uniform(3)) if name != "commfedbio" else (Everyone(), Uniform(3), Dropouts(Uniform(4), 0.3)))
+] + [("fedmbo", Bernoulli(0.5)), ("fedmbo", Dropouts(Uniform(4), 0.3)), ("fedbio-local", Dropouts(Uniform(4), 0.3))]
 
 
 @pytest.mark.parametrize(("name", "participation"), PARTICIPATION, ids=str)
 def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
-    algorithm = FEW_STEPS[name]
+    algorithm = short(name)
     task = quadratic(algorithm, noise=0.2).build()
     population = dataclasses.replace(task.population, weights=jnp.arange(1.0, 7.0) / 21)
     simulator = Simulator(population, participation)
@@ -106,21 +132,59 @@ def is_rows(node):
 
 @every_algorithm
 def test_converges_to_the_closed_form(name):
-    algorithm, steps, tolerance = TABLE[name]
-    task = quadratic(algorithm).build()
-    *_, last = Experiment(task, algorithm, steps=steps, every=steps).run()
-    start = task.metrics(task.x, task.y if type(algorithm).lower_level == "global" else jnp.zeros((6, 8)))
-    wanted = "y_error" if name == "fedavg" else "x_error"  # FedAvg solves the lower level at the first x
-    assert last.metrics[wanted] < tolerance * float(start[wanted])
-    assert name == "fedavg" or last.metrics["x_error"] < 0.5 * float(start["x_error"])
+    _, steps, tolerance, solves = TABLE[name]
+    algorithm = make(name)
+    knobs = quadratic(algorithm)
+    *_, last = Experiment(knobs.build(), algorithm, steps=steps, every=10**6).run()
+    k = knobs.coefficients()
+    if solves == "lower":
+        found, wanted = last.state.y, k.mean().lower(np.zeros(5))[0]
+    else:
+        target = {"global": k.mean(), "local": k, "biased": k}[solves]
+        found, wanted = last.state.x, biased_solution(k) if solves == "biased" else target.upper()
+    assert np.linalg.norm(found - wanted) < tolerance * np.linalg.norm(wanted)
+    if solves == "biased":
+        assert np.linalg.norm(found - k.mean().upper()) > 0.05 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("name", ["lfednest", "local-bsgvr"])
+def test_biased_methods_are_right_where_clients_share_their_lower_level(name):
+    _, steps, tolerance, _ = TABLE[name]
+    algorithm = make(name)
+    knobs = quadratic(algorithm, hessian_heterogeneity=0.0)
+    *_, last = Experiment(knobs.build(), algorithm, steps=steps, every=10**6).run()
+    x_star = knobs.coefficients().mean().upper()
+    assert np.linalg.norm(last.state.x - x_star) < tolerance * np.linalg.norm(x_star)
+
+
+@pytest.mark.parametrize(("name", "federated"), [("stocbio", "lfednest"), ("mrbo", "local-bsgvr")])
+def test_centralised_references_are_the_federated_form_of_one_client(name, federated):
+    same = dict(lower_solver="sgd", local_steps=1, pooled=False)
+    ours = short(name)
+    theirs = short(federated, **{k: v for k, v in same.items() if k in settings(type(ours))})
+    task = quadratic(ours, noise=0.3, batch_size=2).build()
+    parts = [[jax.tree.map(np.asarray, shards.rows)] for shards in (task.population.upper, task.population.lower)]
+    one = dataclasses.replace(task, population=Population.build(task.population.problem, *parts, batch_size=2))
+    *_, a = Experiment(task, ours, steps=5).run()
+    *_, b = Experiment(one, theirs, steps=5).run()
+    np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12)
+
+
+def biased_solution(k):
+    """Where the average of the clients' own hypergradients vanishes at the common y*(x) = J x + j: a linear system."""
+    J, j = (np.linalg.solve(k.mean().A[0], v) for v in (k.mean().B[0], k.mean().b[0]))
+    own = np.linalg.solve(k.A, k.B)  # B_mᵀ A_m⁻¹ (y - c_m)
+    curvature = RIDGE * np.eye(5) + np.einsum("m,mqp,qr->pr", k.weights, own, J)
+    rest = RIDGE * k.d + np.einsum("mqp,mq->mp", own, k.c - j)
+    return np.linalg.solve(curvature, k.weights @ rest)
 
 
 @every_algorithm
 def test_one_client_with_all_data_is_the_centralised_method(name):
     """M clients that all hold the union of the data move as one client that holds it."""
-    algorithm = FEW_STEPS[name]
+    algorithm = short(name, spread=0)
     if name == "fedmbo":  # with one client all chains see the same Hessian: fix their random lengths
-        algorithm = dataclasses.replace(algorithm, neumann_terms=1)
+        algorithm = make(name, lower_rounds=2, neumann_terms=1)
     task = quadratic(algorithm).build()
     upper, lower = (jax.tree.map(np.asarray, shards.rows) for shards in (task.population.upper, task.population.lower))
     problem = task.population.problem
@@ -141,7 +205,7 @@ def first(y):
 
 @every_algorithm
 def test_relabelling_clients_changes_nothing(name):
-    algorithm = FEW_STEPS[name]
+    algorithm = short(name, spread=0)
     # which client one of FedMBO's chains visits depends on labels: there all clients get the same Hessian and f
     knobs = dict(hessian_heterogeneity=0.0, linear_heterogeneity=0.0) if name == "fedmbo" else {}
     task = quadratic(algorithm, **knobs).build()
@@ -165,10 +229,10 @@ def test_relabelling_clients_changes_nothing(name):
 
 
 @every_algorithm
-def test_does_not_trace_again(name):
-    algorithm = FEW_STEPS[name]
+def test_measured_rounds_are_the_declared_formula_and_nothing_is_traced_twice(name):
+    algorithm = short(name)
     task = quadratic(algorithm, noise=0.1).build()
-    simulator, traces = Simulator(task.population, Uniform(3)), []
+    simulator, traces, declared = Simulator(task.population, Uniform(3)), [], []
 
     @jax.jit
     def step(algorithm, state, key):
@@ -176,32 +240,19 @@ def test_does_not_trace_again(name):
         return simulator.step(algorithm, state, key)
 
     state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
-    for k in range(3):
-        state, _ = step(algorithm, state, jax.random.key(k))
-    real_valued = [field for field, setting in settings(type(algorithm)).items() if setting.kind is float]
-    other = dataclasses.replace(algorithm, **{real_valued[0]: 0.123})
-    step(other, state, jax.random.key(3))
-    assert len(traces) == 1
-
-
-@every_algorithm
-def test_measured_rounds_are_the_declared_formula(name):
-    algorithm = FEW_STEPS[name]
-    task = quadratic(algorithm, noise=0.1).build()
-    simulator = Simulator(task.population, Uniform(3))
-    state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
-    step = jax.jit(simulator.step)
-    declared = []
-    for k in range(8):
+    for k in range(6):
         state, traffic = step(algorithm, state, jax.random.key(k))
         declared.append(int(simulator.rounds(algorithm, jax.random.key(k))))
         assert int(traffic.rounds) == declared[-1]
-    assert name != "fedmbo" or len(set(declared)) > 1  # T + max N_i + 2 is random
+    assert (len(set(declared)) > 1) == (name in ("fedmbo", "fednest"))  # whose chains have random lengths
+    real_valued = [field for field, setting in settings(type(algorithm)).items() if setting.kind is float]
+    step(dataclasses.replace(algorithm, **{real_valued[0]: 0.123}), state, jax.random.key(3))
+    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("name", ["fedbio", "fedmbo", "fedbio-local"])
 def test_chunks_of_a_cohort_change_nothing(name):
-    algorithm = FEW_STEPS[name]
+    algorithm = short(name)
     task = quadratic(algorithm, noise=0.1).build()
     states = []
     for chunk_size in (None, 2):
@@ -216,7 +267,7 @@ def test_chunks_of_a_cohort_change_nothing(name):
 
 @every_algorithm
 def test_the_defaults_make_progress_without_tuning(name):
-    algorithm = ALGORITHMS[name].load()()
+    algorithm = ALGORITHMS[name].configure(name, {})
     task = Quadratic(lower_level=algorithm.lower_level, noise=0.2).build()
     rows = [moment.metrics for moment in Experiment(task, algorithm, rounds=1000, every=1000).run() if moment.metrics]
     wanted = "y_error" if name == "fedavg" else "x_error"

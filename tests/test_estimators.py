@@ -9,6 +9,7 @@ import numpy as np
 import fedbilevel as fb
 from fedbilevel.estimators import neumann, storm
 from fedbilevel.participation import Uniform
+from fedbilevel.problem import Pair
 from fedbilevel.simulate import SimulatedClients, Simulator
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
@@ -77,7 +78,7 @@ def test_the_local_neumann_hypergradient_is_unbiased_for_its_truncated_series():
     algorithm = fb.FedBiOLocal(neumann_order=4, tau=0.7)
 
     def estimate(key):
-        return algorithm.hypergradient(population.client(0, key), jnp.asarray(X), jnp.asarray(Y), 0)
+        return algorithm.direction(population.client(0, key), Pair(jnp.asarray(X), jnp.asarray(Y)), 0).x
 
     estimates = jax.vmap(estimate)(jax.random.split(jax.random.key(0), KEYS))
     u = series(k.A[0], Y - k.c[0], 0.7, 5)

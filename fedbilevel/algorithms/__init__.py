@@ -1,20 +1,70 @@
 """The algorithms, by the name they have on the command line."""
 
+from typing import Any
+
 from fedbilevel.registry import Entry
 
 LI = "Li, Huang and Huang, NeurIPS 2023"
 HUANG = "Huang, Zhang and Ji, ICML 2023"
+XIAO = "Xiao and Ji, ICML 2023"
 YANG = "Yang, Xiao and Ji, NeurIPS 2023"
-MCMAHAN = "McMahan et al., AISTATS 2017"
+TARZANAGH = "Tarzanagh et al., ICML 2022"
+
+
+def _entry(module: str, cls: str, summary: str, paper: str, **preset: Any) -> Entry:
+    return Entry(f"fedbilevel.algorithms.{module}", cls, summary, paper, preset)
+
 
 ALGORITHMS = {
-    name: Entry(f"fedbilevel.algorithms.{module}", cls, summary, paper)
-    for name, module, cls, summary, paper in [
-        ("fedbioacc", "fedbioacc", "FedBiOAcc", "local steps on x, y and u with STORM momenta", LI),
-        ("fedbio", "fedbio", "FedBiO", "local steps on x, y and u, averaged", LI),
-        ("fedbio-local", "fedbio_local", "FedBiOLocal", "a lower level per client, Neumann hypergradients", LI),
-        ("fedmbo", "fedmbo", "FedMBO", "minibatch SGD on y, parallel Neumann chains (PHE)", HUANG),
-        ("simfbo", "simfbo", "SimFBO", "one loop, one round per step", YANG),
-        ("fedavg", "fedavg", "FedAvg", "trains y alone: what the upper level gains", MCMAHAN),
-    ]
+    "fedbioacc": _entry("fedbioacc", "FedBiOAcc", "local steps on x, y and u with STORM momenta", LI),
+    "fedbio": _entry("fedbio", "FedBiO", "local steps on x, y and u, averaged", LI),
+    "fedbioacc-local": _entry("fedbioacc_local", "FedBiOAccLocal", "FedBiO-Local with STORM momenta", LI),
+    "fedbio-local": _entry("fedbio_local", "FedBiOLocal", "a lower level per client, Neumann hypergradients", LI),
+    "distbioacc": _entry("fedbioacc_local", "FedBiOAccLocal", "FedBiOAcc-Local without local steps", LI, local_steps=1),
+    "distbio": _entry("fedbio_local", "FedBiOLocal", "FedBiO-Local without local steps", LI, local_steps=1),
+    "fedmbo": _entry("fedmbo", "FedMBO", "minibatch SGD on y, parallel Neumann chains (PHE)", HUANG, local_upper=False),
+    "fbo-aggitd": _entry("fbo_aggitd", "FBOAggITD", "y and the hypergradient in one loop of rounds", XIAO),
+    "fednest": _entry(
+        "fedmbo",
+        "FedMBO",
+        "FedSVRG on y, one shared Neumann chain (IHGP)",
+        TARZANAGH,
+        estimator="ihgp",
+        lower_solver="fedsvrg",
+        local_upper=True,
+    ),
+    "lfednest": _entry("lfednest", "LFedNest", "FedNest with local hypergradients: biased", TARZANAGH, pooled=False),
+    "simfbo": _entry("simfbo", "SimFBO", "one loop, one round per step", YANG, rescale=False),
+    "shrofbo": _entry("simfbo", "SimFBO", "SimFBO for unequal numbers of local steps", YANG, rescale=True),
+    "commfedbio": _entry("commfedbio", "CommFedBiO", "compressed rounds on the linear system", "Li, Pei and Huang, KDD 2022"),
+    "local-bsgvr": _entry(
+        "local_bsgvr",
+        "LocalBSGVR",
+        "STORM on local hypergradients: for equal clients",
+        "Gao, 2022",
+        adaptive=False,
+        pooled=False,
+    ),
+    "adafbio": _entry(
+        "local_bsgvr", "LocalBSGVR", "Local-BSGVR with adaptive steps", "Huang, 2022", adaptive=True, pooled=False
+    ),
+    "stocbio": _entry(
+        "lfednest",
+        "LFedNest",
+        "one client with all data: SGD, Neumann",
+        "Ji, Yang and Liang, ICML 2021",
+        pooled=True,
+        lower_solver="sgd",
+        local_steps=1,
+    ),
+    "mrbo": _entry(
+        "local_bsgvr",
+        "LocalBSGVR",
+        "one client with all data: STORM, Neumann",
+        "Yang, Ji and Liang, NeurIPS 2021",
+        pooled=True,
+        adaptive=False,
+        local_steps=1,
+    ),
+    "fedavg": _entry("fedavg", "FedAvg", "trains y alone: what the upper level gains", "McMahan et al., AISTATS 2017"),
 }

@@ -10,7 +10,7 @@ import jax
 from jax import Array
 
 from fedbilevel.clients import Clients
-from fedbilevel.settings import check_all, choice, count, flag, real, settings, step_size
+from fedbilevel.settings import check_all, settings
 
 LowerLevel = Literal["global", "local"]
 
@@ -43,13 +43,13 @@ class Algorithm(abc.ABC):
 Class = TypeVar("Class", bound=type)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(real, step_size, count, flag, choice))
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def algorithm(cls: Class) -> Class:
     """Make a class of hyperparameters an algorithm: frozen, and a pytree whose leaves are its real numbers.
 
     So one compiled program serves all step sizes, and a grid of them can be vmapped.
     """
-    dataclasses.dataclass(frozen=True)(cls)
+    dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     kinds = {name: setting.kind for name, setting in settings(cls).items()}
     leaves = [name for name, kind in kinds.items() if kind is float]
     return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=[n for n in kinds if n not in leaves])

@@ -9,7 +9,7 @@ then x is averaged; y_m stays. Φ_m is the hypergradient by a Neumann series of 
 
     Φ_m = ∇_x f_m - τ ∇²_xy g_m Σ_{q=-1}^{Q-1} Π_{j=Q-q}^{Q} (I - τ ∇²_yy g_m(·; ξ_j)) ∇_y f_m,
 
-every derivative on a minibatch of its own.
+every derivative on a minibatch of its own. DistBiO is this with I = 1.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, LowerLevel, algorithm
+from fedbilevel.algorithms.base import LowerLevel, algorithm
+from fedbilevel.algorithms.local_direction import LocalDirection
 from fedbilevel.clients import Client, Clients, PerClient, at_client, iterate
-from fedbilevel.estimators import neumann
+from fedbilevel.problem import Pair
 from fedbilevel.settings import count, step_size
 
 
@@ -32,28 +33,14 @@ class State(NamedTuple):
 
 
 @algorithm
-class FedBiOLocal(Algorithm):
+class FedBiOLocal(LocalDirection):
     """FedBiO for local lower levels: local steps, Neumann hypergradients, x averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")
-    tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
-    neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
     local_steps: int = count(5, "I, local steps between two averagings")
-
-    def hypergradient(self, client: Client, x: Array, y: Array, k: Any) -> Array:
-        """Φ_m, Eq. (11), on minibatches of the k-th local step of this call"""
-        problem, first = client.problem, k * (self.neumann_order + 3) + 1
-
-        def hessian(j: Any, v: Array) -> Array:
-            return problem.gyy(x, y, client.batch(first + 2 + j), v)
-
-        v = problem.fy(x, y, client.batch(first))
-        u = neumann(hessian, v, self.tau, self.neumann_order + 1)
-        direct = client.batch(first + 1)
-        return problem.fx(x, y, direct) - problem.gxy(x, y, direct, u)
 
     @at_client
     def begin(self, client: Client, y: Array) -> Array:
@@ -61,20 +48,19 @@ class FedBiOLocal(Algorithm):
         return y
 
     @at_client
-    def descend(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
+    def descend(self, client: Client, x: Array, y: Array) -> Pair:
         """The client's x and y after its local steps; they stay here."""
 
-        def local_step(k: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            x, y = carry
-            gradient = client.problem.gy(x, y, client.batch(k * (self.neumann_order + 3)))
-            return x - self.eta * self.hypergradient(client, x, y, k), y - self.gamma * gradient
+        def local_step(k: Any, z: Pair) -> Pair:
+            d = self.direction(client, z, k)
+            return Pair(z.x - self.eta * d.x, z.y - self.gamma * d.y)
 
-        return iterate(self.local_steps, local_step, (x, y))
+        return iterate(self.local_steps, local_step, Pair(x, y))
 
     @at_client
-    def shared(self, client: Client, xy: tuple[Array, Array]) -> Array:
+    def shared(self, client: Client, xy: Pair) -> Array:
         """The part of them that is averaged."""
-        return xy[0]
+        return xy.x
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         return State(x, clients.everyone().map(self.begin, y))

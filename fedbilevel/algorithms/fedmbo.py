@@ -1,20 +1,22 @@
-"""FedMBO: minibatch SGD on y, then n independent Neumann chains that travel from client to client.
+"""FedMBO and FedNest: a lower solver, a hypergradient estimator and an upper step, each chosen on its own.
 
-M. Huang, D. Zhang and K. Ji, Achieving Linear Speedup in Non-IID Federated Bilevel Learning, ICML 2023,
-Algorithms 1 and 2 and Eq. (6). T rounds of
+FedMBO: M. Huang, D. Zhang and K. Ji, Achieving Linear Speedup in Non-IID Federated Bilevel Learning, ICML 2023,
+Algorithms 1 and 2 and Eq. (6): lower solver sgd, estimator PHE, x ← x - α h at the server.
+FedNest: D. A. Tarzanagh, M. Li, C. Thrampoulidis and S. Oymak, FedNest: Federated Bilevel, Minimax, and
+Compositional Optimization, ICML 2022: lower solver fedsvrg, estimator IHGP, τ local upper steps.
 
-    y ← y - β mean_{i∈S} ∇_y g_i(x, y),    S fresh in every round,
-
-then the parallel hypergradient estimator PHE: chain i draws N_i ~ U{0..N-1} and starts at a sampled client with
+PHE, n independent chains that travel: chain i draws N_i ~ U{0..N-1} and starts at a sampled client c with
 
     d_i = ∇_x f_c(x, y),    p_i = (N / ℓ) ∇_y f_c(x, y),
 
 is sent in round l <= N_i to a fresh client c, p_i ← p_i - ∇²_yy g_c(x, y) p_i / ℓ, and ends in a last round at
-a fresh client: H_i = d_i - ∇²_xy g_c(x, y) p_i. Then x ← x - α mean_i H_i.
-
+a fresh client: H_i = d_i - ∇²_xy g_c(x, y) p_i, h = mean_i H_i. The variance of h falls as 1/n.
 (Algorithm 2's line 4 has ∇_y f where Eq. (6) has ∇_x f; Algorithm 1's line 11 has y^{k,t-1} for y^{k,t}.)
 A client's derivatives count M w_m times, so that the estimate is unbiased for unequal weights too. A chain
 whose client drops out skips that factor.
+
+IHGP, one chain that all share: N' ~ U{0..N-1}, p = (N / ℓ) mean_S ∇_y f_m, then N' rounds with fresh S of
+p ← mean_S (p - ∇²_yy g_m p / ℓ), then h = mean_S (∇_x f_m - ∇²_xy g_m p).
 """
 
 from __future__ import annotations
@@ -24,50 +26,60 @@ from typing import Any
 import jax
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.double_loop import DoubleLoop
 from fedbilevel.clients import Client, Clients, at_client
 from fedbilevel.problem import Pair
-from fedbilevel.settings import count, step_size
+from fedbilevel.settings import choice, count, flag, step_size
 
 
 @algorithm
-class FedMBO(Algorithm):
-    """Minibatch SGD on y and the parallel hypergradient estimator PHE."""
+class FedMBO(DoubleLoop):
+    """A lower solver, then a Neumann estimate of the hypergradient in rounds of its own, then a step on x."""
 
-    alpha: float = step_size(0.05, "α, step on x")
-    beta: float = step_size(0.5, "β, step on y")
+    estimator: str = choice("phe", "of the hypergradient: n chains, or one that all share", ("phe", "ihgp"))
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
-    lower_rounds: int = count(5, "T, rounds on y in a step")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
-
-    @at_client
-    def descend(self, client: Client, x: Array, y: Array) -> Array:
-        """∇_y g_i"""
-        return client.problem.gy(x, y, client.batch())
+    local_upper: bool = flag(False, "move x in τ corrected local steps, for one round more")
 
     @at_client
     def begin(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
-        """p_i and d_i"""
+        """p_i and d_i of PHE"""
         p = self.neumann_terms / self.smoothness * client.problem.fy(x, y, client.batch(0))
         return client.weight * p, client.weight * client.problem.fx(x, y, client.batch(1))
 
     @at_client
     def contract(self, client: Client, x: Array, y: Array, p: Array) -> Array:
-        """A factor of the chain: p_i - ∇²_yy g p_i / ℓ"""
+        """A factor of a chain of PHE: p_i - M w_m ∇²_yy g_m p_i / ℓ"""
         return p - client.weight * client.problem.gyy(x, y, client.batch(), p) / self.smoothness
 
     @at_client
     def cross(self, client: Client, x: Array, y: Array, p: Array) -> Array:
-        """∇²_xy g p_i"""
+        """∇²_xy g_m p_i"""
         return client.problem.gxy(x, y, client.batch(), p)
 
-    def lengths(self, key: Array, size: int) -> Array:
-        """N_1..N_n"""
-        return jax.random.randint(key, (size,), 0, self.neumann_terms)
+    @at_client
+    def upper_gradient(self, client: Client, x: Array, y: Array) -> Array:
+        """∇_y f_m"""
+        return client.problem.fy(x, y, client.batch())
 
-    def hypergradient(self, x: Array, y: Array, clients: Clients, key: Array) -> Array:
-        """PHE, Algorithm 2"""
-        lengths = self.lengths(key, clients.size)
+    @at_client
+    def hessian(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇²_yy g_m p"""
+        return client.problem.gyy(x, y, client.batch(), p)
+
+    @at_client
+    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇_x f_m - ∇²_xy g_m p"""
+        batch = client.batch()
+        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
+
+    def lengths(self, key: Array, size: int) -> Array:
+        """N_1..N_n of PHE's chains, or N' of the one that IHGP's clients share."""
+        return jax.random.randint(key, (size if self.estimator == "phe" else 1,), 0, self.neumann_terms)
+
+    def phe(self, x: Array, y: Array, clients: Clients, lengths: Array) -> Array:
+        """FedMBO's Algorithm 2"""
         first = clients.draw()
         p, d = first.gather(self.begin, x, y)
 
@@ -79,13 +91,30 @@ class FedMBO(Algorithm):
         S = clients.draw(active=first.active)
         return d.sum(0) / first.active.sum() - S.unbiased_mean(self.cross, x, y, S.scatter(p))
 
+    def ihgp(self, x: Array, y: Array, clients: Clients, lengths: Array) -> Array:
+        """FedNest's FedIHGP"""
+        p = self.neumann_terms / self.smoothness * clients.draw().mean(self.upper_gradient, x, y)
+
+        def neumann_round(_: Any, p: Array) -> Array:
+            return p - clients.draw().mean(self.hessian, x, y, p) / self.smoothness
+
+        p = clients.loop(lengths.max(), neumann_round, p)
+        return clients.draw().mean(self.assemble, x, y, p)
+
+    def hypergradient(self, x: Array, y: Array, clients: Clients, key: Array) -> Array:
+        """h, by the chosen estimator"""
+        estimate = self.phe if self.estimator == "phe" else self.ihgp
+        return estimate(x, y, clients, self.lengths(key, clients.size))
+
     def init(self, x: Array, y: Array, clients: Clients) -> Pair:
         return Pair(x, y)
 
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
         x, y = state
-        y = clients.loop(self.lower_rounds, lambda _, y: y - self.beta * clients.draw().mean(self.descend, x, y), y)
-        return Pair(x - self.alpha * self.hypergradient(x, y, clients, key), y)
+        y = self.solve_lower(x, y, clients)
+        h = self.hypergradient(x, y, clients, key)
+        x = clients.draw().mean(self.descend_upper, x, y, h) if self.local_upper else x - self.alpha * h
+        return Pair(x, y)
 
     def rounds(self, key: Array, size: int) -> Array:
-        return self.lower_rounds + self.lengths(key, size).max() + 2
+        return self.lower_cost() + self.lengths(key, size).max() + 2 + self.local_upper

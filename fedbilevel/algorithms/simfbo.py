@@ -1,4 +1,4 @@
-"""SimFBO: one loop, one round per step.
+"""SimFBO and ShroFBO: one loop, one round per step.
 
 Y. Yang, P. Xiao and K. Ji, SimFBO: Towards Simple, Flexible and Communication-efficient Federated Bilevel
 Learning, NeurIPS 2023, Algorithm 1 with coefficients a = 1.
@@ -7,6 +7,10 @@ Each sampled client makes local steps on x, y and u at once and sends up the sum
 server takes q = Σ_{i∈S} (M/|S|) w_i Σ_k D_i^k and moves
 
     x ← x - γ_x q_x,    y ← y - γ_y q_y,    u ← P_r(u - γ_u q_u).
+
+Where clients make unequal numbers τ_m of local steps, those with more weigh more, and SimFBO solves another problem.
+ShroFBO (the paper's Algorithm 2) has clients send Σ_k D_m^k / τ_m and τ_m, and multiplies the aggregate by
+ρ = Σ_{i∈S} (M/|S|) w_i τ_i, so that all weigh as they should.
 """
 
 from __future__ import annotations
@@ -35,24 +39,41 @@ class SimFBO(Algorithm):
     gamma_u: float = step_size(0.5, "γ_u, server step on u")
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     local_steps: int = count(1, "τ, local steps in a round")
+    spread: int = count(0, "unequal local steps: client m makes τ_m = τ + m mod (spread + 1)", least=0)
+    rescale: bool = flag(False, "weigh all clients' steps the same: ShroFBO")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
+
+    def steps_of(self, client: Client) -> Array | int:
+        """τ_m"""
+        return self.local_steps + (client.number % (self.spread + 1) if self.spread else 0)
 
     @at_client
     def descend(self, client: Client, z: Point) -> Point:
-        """The sum of the client's local directions."""
+        """The sum of the client's local directions; their mean, if rescaled."""
 
         def local_step(k: Any, carry: tuple[Point, Point]) -> tuple[Point, Point]:
             z, total = carry
             d = client.problem.direction(z, client.five_batches(k, shared=self.share_batch))
             return z.moved(d, self.eta_x, self.eta_y, self.eta_u), jax.tree.map(jnp.add, total, d)
 
-        return iterate(self.local_steps, local_step, (z, jax.tree.map(jnp.zeros_like, z)))[1]
+        steps = self.steps_of(client)
+        total = iterate(steps, local_step, (z, jax.tree.map(jnp.zeros_like, z)))[1]
+        return jax.tree.map(lambda d: d / steps, total) if self.rescale else total
+
+    @at_client
+    def descend_and_count(self, client: Client, z: Point) -> tuple[Point, Array]:
+        """The mean of the client's local directions, and τ_m."""
+        return self.descend(client, z), jnp.asarray(self.steps_of(client), z.x.dtype)
 
     def init(self, x: Array, y: Array, clients: Clients) -> Point:
         return Point(x, y, jnp.zeros_like(y))
 
     def step(self, z: Point, clients: Clients, key: Array) -> Point:
-        q = clients.draw().unbiased_mean(self.descend, z)
+        if self.rescale:
+            mean, rho = clients.draw().unbiased_mean(self.descend_and_count, z)
+            q = jax.tree.map(lambda d: rho * d, mean)
+        else:
+            q = clients.draw().unbiased_mean(self.descend, z)
         return z.moved(q, self.gamma_x, self.gamma_y, self.gamma_u, self.radius)
 
     def rounds(self, key: Array, size: int) -> int:

@@ -1,0 +1,84 @@
+"""What the double-loop algorithms share: rounds that bring y nearer to y*(x), and the round that moves x locally.
+
+Lower solvers, one round each except where noted, S fresh in every round:
+
+    sgd        y ← y - β mean_S ∇_y g_m(x, y)
+    fedavg     τ local steps y_m ← y_m - β ∇_y g_m(x, y_m), then their average
+    fedsvrg    q = mean_S ∇_y g_m(x, y), then τ local steps y_m ← y_m - β (∇_y g_m(x, y_m) - ∇_y g_m(x, y) + q),
+               then their average: two rounds (FedNest's FedInn, FBO-AggITD's Algorithm 2)
+
+Upper round (FedNest's FedOut, FBO-AggITD's Algorithm 4), given the hypergradient estimate h:
+
+    τ local steps x_m ← x_m - α (h - ∇_x f_m(x, y) + ∇_x f_m(x_m, y)), then their average
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.clients import Client, Clients, Cohort, at_client, iterate
+from fedbilevel.estimators import corrected_descent
+from fedbilevel.settings import choice, count, step_size
+
+LOWER_ROUNDS = {"sgd": 1, "fedavg": 1, "fedsvrg": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleLoop(Algorithm):
+    """An algorithm that in every step first runs a lower solver for some rounds."""
+
+    alpha: float = step_size(0.05, "α, step on x")
+    beta: float = step_size(0.5, "β, step on y")
+    lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS)
+    lower_rounds: int = count(5, "T, applications of the lower solver in a step")
+    local_steps: int = count(1, "τ, local steps of fedavg, of fedsvrg and of a local upper round")
+
+    @at_client
+    def lower_gradient(self, client: Client, x: Array, y: Array) -> Array:
+        """∇_y g_m"""
+        return client.problem.gy(x, y, client.batch())
+
+    @at_client
+    def descend(self, client: Client, x: Array, y: Array) -> Array:
+        """y_m after τ plain local steps."""
+        return iterate(self.local_steps, lambda k, y: y - self.beta * client.problem.gy(x, y, client.batch(k)), y)
+
+    @at_client
+    def descend_corrected(self, client: Client, x: Array, y: Array, q: Array) -> Array:
+        """y_m after τ corrected local steps."""
+
+        def gradient(v: Array, k: Any) -> Array:
+            return client.problem.gy(x, v, client.batch(k))
+
+        return corrected_descent(gradient, y, q, self.beta, self.local_steps)
+
+    @at_client
+    def descend_upper(self, client: Client, x: Array, y: Array, h: Array) -> Array:
+        """x_m after τ corrected local steps."""
+
+        def gradient(v: Array, k: Any) -> Array:
+            return client.problem.fx(v, y, client.batch(k))
+
+        return corrected_descent(gradient, x, h, self.alpha, self.local_steps)
+
+    def lower_round(self, x: Array, y: Array, S: Cohort) -> Array:
+        """One application of the lower solver."""
+        match self.lower_solver:
+            case "sgd":
+                return y - self.beta * S.mean(self.lower_gradient, x, y)
+            case "fedavg":
+                return S.mean(self.descend, x, y)
+            case _:
+                return S.mean(self.descend_corrected, x, y, S.mean(self.lower_gradient, x, y))
+
+    def solve_lower(self, x: Array, y: Array, clients: Clients) -> Array:
+        """T applications of the lower solver."""
+        return clients.loop(self.lower_rounds, lambda _, y: self.lower_round(x, y, clients.draw()), y)
+
+    def lower_cost(self) -> int:
+        """The communication rounds of `solve_lower`."""
+        return self.lower_rounds * LOWER_ROUNDS[self.lower_solver]

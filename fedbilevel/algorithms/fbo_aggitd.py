@@ -1,0 +1,93 @@
+"""FBO-AggITD: one communication loop for y and for the hypergradient.
+
+P. Xiao and K. Ji, Communication-Efficient Federated Hypergradient Computation via Aggregated Iterative
+Differentiation, ICML 2023, Algorithms 1-4. With Q ~ U{0..N} and the participants S of the step, for t = 0..N:
+
+    q = mean_S ∇_y g_m(x, y^t);    z = mean_S ∇_y f_m(x, y^t) if t = Q,    z ← mean_S (z - λ ∇²_yy g_m(x, y^t) z) if t > Q;
+    y^{t+1} from y^t by the lower solver's local steps with q, if t < N.
+
+Then h = mean_S (∇_x f_m(x, y^N) - λ (N + 1) ∇²_xy g_m(x, y^N) z), and x moves by the upper round of `double_loop`.
+
+With lower solver fedsvrg that is 2N + 3 rounds: q and z travel together. With fedavg, plain local steps that need
+no q, y^{t+1} and z travel together: N + 3 rounds. (Line 6 of Algorithm 1 lacks λ, which the closed form below it
+has; line 15's z^{N-1} is the last aggregated z.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.double_loop import DoubleLoop
+from fedbilevel.clients import Client, Clients, Cohort, at_client
+from fedbilevel.problem import Pair
+from fedbilevel.settings import choice, count, step_size
+
+SOURCE = "the paper's experiments"
+
+
+@algorithm
+class FBOAggITD(DoubleLoop):
+    """Aggregated iterative differentiation: the hypergradient estimate rides along with the rounds on y."""
+
+    lower_solver: str = choice("fedsvrg", "how y moves within a round", ("fedsvrg", "fedavg"), source=SOURCE)
+    lower_rounds: int = count(5, "N, lower rounds in a step", source=SOURCE)
+    neumann_step: float = step_size(0.5, "λ, step of the Neumann series")
+
+    @at_client
+    def contribute(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> Array:
+        """z_m: ∇_y f_m at t = Q, and z - λ ∇²_yy g_m z after that."""
+        batch = client.batch(self.local_steps)
+        contracted = z - self.neumann_step * client.problem.gyy(x, y, batch, z)
+        return jnp.where(first, client.problem.fy(x, y, batch), contracted)
+
+    @at_client
+    def differentiate(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+        """q_m and z_m, sent together."""
+        return self.lower_gradient(client, x, y), self.contribute(client, x, y, z, first)
+
+    @at_client
+    def descend_and_differentiate(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+        """y_m after τ plain local steps and z_m, sent together."""
+        return self.descend(client, x, y), self.contribute(client, x, y, z, first)
+
+    @at_client
+    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇_x f_m - ∇²_xy g_m p"""
+        batch = client.batch()
+        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
+
+    def aggregate(self, x: Array, y: Array, clients: Clients, S: Cohort, key: Array) -> tuple[Array, Array]:
+        """AggITD, Algorithm 1: the hypergradient estimate and y^N."""
+        N = self.lower_rounds
+        Q = jax.random.randint(key, (), 0, N + 1)
+
+        def before(_: Any, y: Array) -> Array:
+            return self.lower_round(x, y, S)
+
+        def from_Q_on(k: Any, yz: tuple[Array, Array]) -> tuple[Array, Array]:
+            y, z = yz
+            if self.lower_solver == "fedavg":
+                return S.mean(self.descend_and_differentiate, x, y, z, k == 0)
+            q, z = S.mean(self.differentiate, x, y, z, k == 0)
+            return S.mean(self.descend_corrected, x, y, q), z
+
+        y = clients.loop(Q, before, y)
+        y, z = clients.loop(N - Q, from_Q_on, (y, jnp.zeros_like(y)))
+        z = S.mean(self.contribute, x, y, z, N == Q)
+        return S.mean(self.assemble, x, y, self.neumann_step * (N + 1) * z), y
+
+    def init(self, x: Array, y: Array, clients: Clients) -> Pair:
+        return Pair(x, y)
+
+    def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
+        S = clients.draw()
+        h, y = self.aggregate(*state, clients, S, key)
+        return Pair(S.mean(self.descend_upper, state.x, y, h), y)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return self.lower_cost() + 3

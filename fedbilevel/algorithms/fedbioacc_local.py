@@ -1,0 +1,116 @@
+"""FedBiOAcc-Local: FedBiO-Local with STORM momenta on x and y.
+
+J. Li, F. Huang and H. Huang, Communication-Efficient Federated Bilevel Optimization with Global and Local
+Lower Level Problems, NeurIPS 2023, Algorithm 4. With the momenta ν of x and ω of y, and Φ_m of `FedBiOLocal`,
+
+    x⁺ = x - η α_t ν,                                           averaged over the clients if I divides t;
+    y⁺ = y - γ α_t ω,                                           never averaged;
+    ν⁺ = Φ_m(x⁺, y⁺; B) + (1 - c_ν α_t²) (ν - Φ_m(x, y; B)),    averaged if I divides t;
+    ω⁺ = ∇_y g_m(x⁺, y⁺; B) + (1 - c_ω α_t²) (ω - ∇_y g_m(x, y; B)),    never averaged.
+
+DistBiOAcc is this with I = 1. (Line 4 of the paper's Algorithm 4 also moves a u that nothing else in it uses.)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedbilevel.algorithms.base import LowerLevel, algorithm
+from fedbilevel.algorithms.local_direction import LocalDirection
+from fedbilevel.algorithms.storm import Storm
+from fedbilevel.clients import Client, Clients, PerClient, at_client, iterate
+from fedbilevel.problem import Pair
+from fedbilevel.settings import step_size
+
+
+class State(NamedTuple):
+    """The averaged x and ν, each client's own (y_m, ω_m), and the iteration to come."""
+
+    x: Array
+    nu: Array
+    own: PerClient
+    t: Array
+
+    @property
+    def y(self) -> PerClient:
+        return self.own[0]
+
+
+Iterates = tuple[Pair, Pair]  # the point (x, y) and its momentum (ν, ω)
+
+
+@algorithm
+class FedBiOAccLocal(LocalDirection, Storm):
+    """FedBiOAcc for local lower levels: STORM momenta, Neumann hypergradients, x and its momentum averaged."""
+
+    lower_level: ClassVar[LowerLevel] = "local"
+
+    eta: float = step_size(0.1, "η, step on x, times α_t")
+    gamma: float = step_size(1.0, "γ, step on y, times α_t")
+    c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
+    c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
+
+    def moved(self, z: Pair, d: Pair, t: Array) -> Pair:
+        """The point after the step of iteration t."""
+        a = self.alpha(t)
+        return Pair(z.x - self.eta * a * d.x, z.y - self.gamma * a * d.y)
+
+    def forgetting(self) -> tuple[float, ...]:
+        return self.c_nu, self.c_omega
+
+    @at_client
+    def begin(self, client: Client, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+        """The first ν and (y, ω), from minibatches I times the usual."""
+        d = self.direction(client, Pair(x, y), 0, self.local_steps)
+        return d.x, (y, d.y)
+
+    @at_client
+    def iterate(self, client: Client, x: Array, nu: Array, own: tuple[Array, Array], t: Array) -> Iterates:
+        """I - 1 iterations; their result stays here."""
+
+        def local_step(k: Any, zd: Iterates) -> Iterates:
+            z, d = zd
+            new = self.moved(z, d, t + k)
+            return new, self.correct(client, d, z, new, t + k, k)
+
+        y, omega = own
+        return iterate(self.local_steps - 1, local_step, (Pair(x, y), Pair(nu, omega)))
+
+    @at_client
+    def arrive(self, client: Client, zd: Iterates, t: Array) -> Array:
+        """x of the I-th iteration."""
+        return self.moved(*zd, t).x
+
+    @at_client
+    def refresh(self, client: Client, zd: Iterates, x: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
+        """ν and (y, ω) of the I-th iteration, at the averaged x."""
+        z, d = zd
+        new = Pair(x, self.moved(z, d, t).y)
+        d = self.correct(client, d, z, new, t, 0)
+        return d.x, (new.y, d.y)
+
+    @at_client
+    def momentum(self, client: Client, result: tuple[Array, tuple[Array, Array]]) -> Array:
+        """The part that is averaged."""
+        return result[0]
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        everyone = clients.everyone()
+        result = everyone.map(self.begin, x, y)
+        return State(x, everyone.mean(self.momentum, result), result[1], jnp.int32(1))
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        x, nu, own, t = state
+        last = t + self.local_steps - 1
+        S = clients.draw()
+        zd = S.map(self.iterate, x, nu, S.take(own), t)
+        x = S.mean(self.arrive, zd, last)
+        result = S.map(self.refresh, zd, x, last)
+        nu = S.mean(self.momentum, result)
+        return State(x, nu, S.put(own, result[1]), last + 1)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 2

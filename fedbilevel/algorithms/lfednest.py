@@ -1,0 +1,57 @@
+"""LFedNest: FedNest with local hypergradients, so that x moves in one round.
+
+D. A. Tarzanagh, M. Li, C. Thrampoulidis and S. Oymak, FedNest: Federated Bilevel, Minimax, and Compositional
+Optimization, ICML 2022, section on Light-FedNest. After the lower rounds every client makes τ local steps
+
+    x_m ← x_m - α Φ_m(x_m, y),    Φ_m = ∇_x f_m - ∇²_xy g_m (1/ℓ) Σ_{k<N} (I - ∇²_yy g_m / ℓ)^k ∇_y f_m,
+
+and x is their average. The average of the Φ_m is not the hypergradient of the average: where the clients' lower
+levels differ, it converges to a wrong point.
+
+StocBiO (K. Ji, J. Yang and Y. Liang, Bilevel Optimization: Convergence Analysis and Enhanced Design, ICML 2021) is
+this for one client that holds all data: T steps of SGD on y, then x ← x - α Φ(x, y).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import Array
+
+from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
+from fedbilevel.clients import Client, Clients, at_client, iterate
+from fedbilevel.estimators import neumann_hypergradient
+from fedbilevel.problem import Pair
+from fedbilevel.settings import choice, count, flag, step_size
+
+
+@algorithm
+class LFedNest(DoubleLoop):
+    """Lower rounds, then local steps along each client's own Neumann hypergradient."""
+
+    lower_solver: str = choice("fedsvrg", "how y approaches y*(x)", LOWER_ROUNDS)
+    smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
+    neumann_terms: int = count(20, "N, terms of the Neumann series")
+    pooled: bool = flag(False, "one client holds all data: StocBiO")
+
+    @at_client
+    def descend_alone(self, client: Client, x: Array, y: Array) -> Array:
+        """x_m after τ local steps."""
+
+        def local_step(k: Any, x: Array) -> Array:
+            first = k * (self.neumann_terms + 1)
+            return x - self.alpha * neumann_hypergradient(client, x, y, 1 / self.smoothness, self.neumann_terms, first)
+
+        return iterate(self.local_steps, local_step, x)
+
+    def init(self, x: Array, y: Array, clients: Clients) -> Pair:
+        return Pair(x, y)
+
+    def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
+        x, y = state
+        y = self.solve_lower(x, y, clients)
+        return Pair(clients.draw().mean(self.descend_alone, x, y), y)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return self.lower_cost() + 1
