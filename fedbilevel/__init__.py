@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedbilevel.algorithms import ALGORITHMS
+
 if TYPE_CHECKING:
-    from fedbilevel.algorithms import ALGORITHMS as ALGORITHMS
     from fedbilevel.algorithms.base import Algorithm as Algorithm
     from fedbilevel.algorithms.base import algorithm as algorithm
     from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 _MODULES = {
     name: module
     for module, names in {
-        "algorithms": ["ALGORITHMS"],
         "algorithms.base": ["Algorithm", "algorithm"],
         "clients": ["Clients", "at_client", "iterate"],
         "errors": ["Diverged", "InputError"],
@@ -48,13 +48,17 @@ _MODULES = {
     for name in names
 }
 
+_ALGORITHMS = {entry.name: entry for entry in ALGORITHMS.values()}
+__all__ = ["ALGORITHMS", *_ALGORITHMS, *_MODULES]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def __getattr__(name: str) -> Any:
-    from fedbilevel.algorithms import ALGORITHMS
-
-    for entry in ALGORITHMS.values():
-        if entry.name == name:
-            return entry.load()
+    if name in _ALGORITHMS:
+        return _ALGORITHMS[name].load()
     if name in _MODULES:
         return getattr(importlib.import_module(f"fedbilevel.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedbilevel.runs import RunFolder
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
 
@@ -84,6 +84,8 @@ def run(
         raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
     if rounds is not None and steps is not None:
         raise InputError("give either --rounds or --steps, not both")
+    if data and not Path(data).is_dir():
+        raise InputError(f"the data folder {data} does not exist: give the folder that holds the data sets")
     rest: dict[str, Any] = dict(
         rounds=1000 if rounds is None and steps is None else rounds,
         steps=steps,
@@ -124,6 +126,8 @@ def compare(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("comparison.png"),
 ) -> None:
     """Show runs side by side, as a table and a picture."""
+    if out.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"the picture's name must end in .png, .svg or .pdf; given: {out}")
     from fedbilevel import report
     from fedbilevel.runs import RunFolder
 
@@ -152,7 +156,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     if name not in known:
         raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
     cls = known[name].load()
-    console.print(sys.modules[cls.__module__].__doc__, markup=False, soft_wrap=True)
+    console.print(sys.modules[cls.__module__].__doc__, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "default", "meaning", "must be", "default from"):
         table.add_column(column, overflow="fold")
@@ -162,7 +166,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
         )
     console.print(table)
     for task, entry in TASKS.items() if name in ALGORITHMS else ():
-        suited = getattr(entry.load(), "suited", {}).get(name)
+        suited = entry.load().suited.get(name)
         if suited:
             console.print(f"\non {task}: " + ", ".join(f"{k} = {v}" for k, v in suited.items()), soft_wrap=True)
 
@@ -199,7 +203,7 @@ def _start(
     configurations = [Configuration.resolve(task, knobs, name, values, **rest) for name, values in algorithms.items()]
     for configuration in configurations:
         configuration.experiment()
-    _execute(out, [RunFolder.create(out / c.algorithm, c, force) for c in configurations])
+    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force))
 
 
 def _execute(directory: Path, folders: list[RunFolder]) -> None:
@@ -210,7 +214,9 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
     try:
         with stop_request() as stop:
             for folder in folders:
-                configuration = folder.configuration
+                configuration, ended = folder.configuration, folder.result
+                if ended is not None and ended["status"] == "diverged":
+                    diverged.append(str(ended["reason"]))
                 headline = find(TASKS, "task", configuration.task).load().headline
                 try:
                     with progress.shown(console, configuration, headline) as observe:
@@ -224,11 +230,11 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
         problem = f"{error.filename or directory}: {error.strerror or error}"
         _fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
     curves = report.curves([folder for folder in folders if folder.rows()])
-    picture = directory / "curves.png"
-    report.picture(curves, picture)
-    console.print()
-    console.print(report.table(curves))
-    console.print(f"\nruns: {directory}\ncurves: {picture}", soft_wrap=True)
+    if curves:
+        report.picture(curves, directory / "curves.png")
+        console.print()
+        console.print(report.table(curves))
+        console.print(f"\nruns: {directory}\ncurves: {directory / 'curves.png'}", soft_wrap=True)
     if diverged:
         raise Diverged("\n".join(diverged))
 

@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
@@ -36,7 +39,8 @@ class Configuration:
     every: int = 10
     chunk_size: int | None = None
     loss_bound: float = 1e6
-    data: str = ""
+    data: str = ""  # folder of data sets that are not bundled
+    precision: str = "float32"
 
     @classmethod
     def resolve(
@@ -44,21 +48,13 @@ class Configuration:
     ) -> Configuration:
         """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
         task_class = find(TASKS, "task", task).load()
-        suited = getattr(task_class, "suited", {}).get(algorithm, {})
+        suited = task_class.suited.get(algorithm, {})
         knobs = dataclasses.asdict(configure(task_class, task, knobs))
         hyperparameters = dataclasses.asdict(
             find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited, **hyperparameters})
         )
-        return cls(task, knobs, algorithm, hyperparameters, **rest)
-
-    @classmethod
-    def parse(cls, text: str) -> Configuration:
-        """From the JSON that `text` wrote; `InputError` if it is something else."""
-        try:
-            values = json.loads(text)["configuration"]
-            return cls(**values)
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this is not the configuration of a run ({type(error).__name__}: {error})") from None
+        rest["data"] = rest.get("data") or os.environ.get("FEDBILEVEL_DATA", "")
+        return cls(task, knobs, algorithm, hyperparameters, precision=_precision(), **rest)
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary for JSON."""
@@ -81,6 +77,10 @@ class Configuration:
 
     def experiment(self) -> Experiment:
         """What it describes, ready to run."""
+        if self.precision != _precision():
+            raise InputError(
+                f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
+            )
         return Experiment(
             _built(self.task, tuple(self.knobs.items()), self.data),
             find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters),
@@ -92,6 +92,10 @@ class Configuration:
             chunk_size=self.chunk_size,
             loss_bound=self.loss_bound,
         )
+
+
+def _precision() -> str:
+    return jax.numpy.zeros(()).dtype.name
 
 
 @functools.lru_cache(maxsize=1)

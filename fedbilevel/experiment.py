@@ -26,6 +26,8 @@ from fedbilevel.traffic import Totals, Traffic
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 UNLIMITED = 2**31 - 1
+COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
+LOSSES = ("upper_loss", "lower_loss")  # the metrics by which a run is said to diverge
 
 
 class Snapshot(NamedTuple):
@@ -35,13 +37,11 @@ class Snapshot(NamedTuple):
     step: int
     totals: Totals
     seconds: float
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, float | None] | None = None
 
-    def row(self) -> dict[str, float]:
+    def row(self) -> dict[str, float | None]:
         """The numbers of this moment, by name."""
-        rounds, up, down = self.totals
-        counts = {"step": self.step, "rounds": rounds, "floats_up": up, "floats_down": down, "seconds": self.seconds}
-        return {**counts, **(self.metrics or {})}
+        return {**dict(zip(COUNTERS, (self.step, *self.totals, self.seconds), strict=True)), **(self.metrics or {})}
 
 
 @dataclass(frozen=True)
@@ -63,20 +63,27 @@ class Experiment:
             raise InputError("give either a budget of rounds or a number of steps")
         for name in ("rounds", "steps", "every", "chunk_size"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= UNLIMITED:
-                raise InputError(f"{name} must be a whole number of at least 1; given: {value}")
+            if value is not None and not (isinstance(value, int) and 1 <= value <= UNLIMITED):
+                raise InputError(f"{name} must be a whole number from 1 to {UNLIMITED}; given: {value}")
         if not self.loss_bound > 0:
             raise InputError(f"the loss bound must be above 0; given: {self.loss_bound}")
-        if not 0 <= self.seed < 2**32:
+        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**32):
             raise InputError(f"seed must be a whole number from 0 to 2³² - 1; given: {self.seed}")
         task, kind = self.task, type(self.algorithm)
+        if not isinstance(self.algorithm, Algorithm):
+            raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {self.algorithm!r}")
         if kind.lower_level != task.lower_level:
             raise InputError(
                 f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
                 "choose another algorithm ('fedbilevel list' names them)"
             )
         self.participation.capacity(task.population.size)
-        task.population.problem.check(task.x, task.y, task.population.client(0, jax.random.key(0)).batch())
+        task.population.problem.check(task.x, task.y, task.population.first_rows())
+        start, first = kind.rounds_to_start, int(self.simulator.rounds(self.algorithm, self._key(1)))
+        if self.rounds is not None and self.rounds < start + first:
+            raise InputError(
+                f"{self.rounds} rounds are too few for {kind.__name__}: it starts with {start}, and a step takes {first}"
+            )
 
     @property
     def simulator(self) -> Simulator:
@@ -85,7 +92,7 @@ class Experiment:
             return Simulator(self.task.population.pooled(), Everyone())
         return Simulator(self.task.population, self.participation, self.chunk_size)
 
-    def first_state(self) -> Any:
+    def state_shapes(self) -> Any:
         """Shapes and dtypes of the run's states, without computing one."""
         return jax.eval_shape(lambda: self._init()[0])
 
@@ -94,7 +101,7 @@ class Experiment:
 
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
-        evaluate = jax.jit(lambda state: self.task.metrics(state.x, _revealed(state.y)))
+        evaluate = jax.jit(lambda state: self.task.metrics(state.x, revealed(state.y)))
         began = time.perf_counter()
         if start is None:
             state, traffic = jax.jit(self._init)()
@@ -115,14 +122,10 @@ class Experiment:
             totals = totals.plus(traffic)
             moment = Snapshot(state, new_step, totals, before + now - began)
             if not finite:
-                raise Diverged(self._advice(moment, f"{_not_finite(state)} is not finite"))
+                raise Diverged(self._advice(moment, f"{_not_finite(state)} not finite"))
             if calls:  # the first call compiles
-                stretch = max(1, min(2 * stretch, int(stretch * STRETCH_SECONDS / (now - called + 1e-6))))
-            if not more and new_step == 0:
-                raise InputError(
-                    f"{self.rounds} rounds are too few for {type(self.algorithm).__name__}: it takes {totals.rounds} to start "
-                    f"and {int(self.simulator.rounds(self.algorithm, jax.random.fold_in(key, 1)))} for its first step"
-                )
+                pace = (new_step - step) / (now - called + 1e-6)
+                stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
             calls, ended, step = calls + 1, not more, new_step
             if ended or totals.rounds >= due:
                 moment = self._judged(evaluate, moment)
@@ -130,17 +133,23 @@ class Experiment:
             if ended:
                 return
 
+    def _key(self, step: int) -> Array:
+        return jax.random.fold_in(jax.random.key(self.seed), step)
+
     def _init(self) -> tuple[Any, Traffic]:
-        key = jax.random.fold_in(jax.random.key(self.seed), 0)
-        return self.simulator.init(self.algorithm, self.task.x, self.task.y, key)
+        return self.simulator.init(self.algorithm, self.task.x, self.task.y, self._key(0))
 
     def _judged(self, evaluate: Any, moment: Snapshot) -> Snapshot:
-        metrics = {name: float(value) for name, value in evaluate(moment.state).items()}
-        for name, value in metrics.items():
-            if not math.isfinite(value):
-                raise Diverged(self._advice(moment, f"{name} is not finite"))
-            if name.endswith("loss") and value > self.loss_bound:
-                raise Diverged(self._advice(moment, f"{name} is {value:.3g}, above the bound of {self.loss_bound:.3g}"))
+        metrics: dict[str, float | None] = {}
+        for name, value in evaluate(moment.state).items():
+            if np.shape(value) != () or name in COUNTERS:
+                raise InputError(f"the metric {name!r} must be one number, under a name that is not a counter's")
+            number = float(value)
+            metrics[name] = number if math.isfinite(number) else None
+            if name in LOSSES and metrics[name] is None and moment.step == 0:
+                raise InputError(f"{name} is not finite at the start: look for such values in the data, or start elsewhere")
+            if name in LOSSES and not number <= self.loss_bound:
+                raise Diverged(self._advice(moment, f"{name} is {number:.3g}, above the bound of {self.loss_bound:.3g}"))
         return moment._replace(metrics=metrics)
 
     def _advice(self, moment: Snapshot, what: str) -> str:
@@ -186,7 +195,8 @@ def _advance(
     return state, step, traffic, finite, fits(step, traffic)
 
 
-def _revealed(y: Any) -> Any:
+def revealed(y: Any) -> Any:
+    """y, with a row per client if the clients hold it."""
     return y.rows if isinstance(y, Rows) else y
 
 
@@ -198,4 +208,6 @@ def _server_floats(state: Any) -> list[tuple[str, Array]]:
 
 
 def _not_finite(state: Any) -> str:
-    return " and ".join(name for name, leaf in _server_floats(state) if not np.isfinite(leaf).all())
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    names = [jax.tree_util.keystr(path).lstrip(".") for path, leaf in leaves if not np.isfinite(leaf).all()]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

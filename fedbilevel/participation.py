@@ -47,7 +47,7 @@ class Uniform(Participation):
     size: int
 
     def capacity(self, population: int) -> int:
-        if not 1 <= self.size <= population:
+        if not (isinstance(self.size, int) and 1 <= self.size <= population):
             raise InputError(f"clients per round must be between 1 and the number of clients, {population}; given: {self.size}")
         return self.size
 

@@ -34,9 +34,12 @@ class Shards:
     @classmethod
     def stack(cls, per_client: Sequence[Tree], what: str = "data") -> Shards:
         """From one pytree of arrays per client; its arrays have a row per sample."""
+        if isinstance(per_client, (np.ndarray, jax.Array)) or not isinstance(per_client, Sequence):
+            raise InputError(f"{what} must be a list with one entry per client, not {type(per_client).__name__}")
         if not per_client:
             raise InputError(f"{what} has no client in it: give a list with one entry per client")
         structure: object = jax.tree.structure(per_client[0])
+        shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(per_client[0])]
         sizes = []
         for m, tree in enumerate(per_client):
             if jax.tree.structure(tree) != structure:
@@ -45,6 +48,8 @@ class Shards:
             if len(lengths) != 1 or -1 in lengths:
                 raise InputError(f"{what}: client {m}'s arrays need one common first axis, a row per sample")
             sizes.append(lengths.pop())
+            if [np.shape(leaf)[1:] for leaf in jax.tree.leaves(tree)] != shapes:
+                raise InputError(f"{what}: client {m}'s rows have another shape than client 0's: give every client rows alike")
             if sizes[-1] == 0:
                 raise InputError(f"{what}: client {m} has no rows: leave the client out or give it data")
         rows = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *per_client)
@@ -85,11 +90,15 @@ class Population:
         """From lists with one entry per client; weights default to equal ones."""
         if len(upper) != len(lower):
             raise InputError(f"upper has {len(upper)} clients and lower {len(lower)}: give both for every client")
-        given = np.ones(len(lower)) if weights is None else np.asarray(weights, float)
-        if given.shape != (len(lower),) or not np.all(given >= 0) or not 0 < given.sum() < np.inf:
-            raise InputError(f"weights must be {len(lower)} numbers >= 0, not all 0, one per client; given: {weights}")
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, or None for all rows; given: {batch_size}")
+        try:
+            given = np.ones(len(lower)) if weights is None else np.asarray(weights, float)
+            fits = given.shape == (len(lower),) and bool(np.all(given > 0)) and given.sum() < np.inf
+        except (ValueError, TypeError):
+            fits = False
+        if not fits:
+            raise InputError(f"weights must be {len(lower)} numbers above 0, one per client; given: {weights}")
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+            raise InputError(f"batch_size must be a whole number of at least 1, or None for all rows; given: {batch_size}")
         return cls(
             problem, Shards.stack(upper, "upper"), Shards.stack(lower, "lower"), jnp.asarray(given / given.sum()), batch_size
         )
@@ -106,6 +115,11 @@ class Population:
     def alone(self, key: Array, weight: Array, number: Array) -> Client:
         """The one client of this population, which is client `number` of a federation in which it has that weight."""
         return Client(self, jnp.asarray(0), key, weight, number)
+
+    def first_rows(self) -> Batch:
+        """Two rows for each loss, to look at shapes."""
+        m, twice = jnp.int32(0), jnp.zeros(2, jnp.int32)
+        return Batch(self.upper.at(m, twice), self.lower.at(m, twice))
 
     def pooled(self) -> Population:
         """One client that holds all rows, each of which then counts the same."""

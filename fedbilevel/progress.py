@@ -31,7 +31,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
             def advance(moment: Snapshot) -> None:
                 bar.update(task, completed=done(moment))
                 if moment.metrics is not None:
-                    bar.update(task, headline=f"{headline.replace('_', ' ')} {moment.metrics[headline]:.4g}")
+                    bar.update(task, headline=_value(headline, moment))
 
             yield advance
         return
@@ -55,8 +55,7 @@ class _Lines:
             self._clock.append((time.monotonic(), now))
         if moment.metrics is None:
             return
-        value = f"{self._headline.replace('_', ' ')} {moment.metrics[self._headline]:.4g}"
-        self._unshown = f"{self._name}: {self._unit} {now} of {self._total}, {value}"
+        self._unshown = f"{self._name}: {self._unit} {now} of {self._total}, {_value(self._headline, moment)}"
         if now >= self._next:
             since, first = self._clock[-1]
             left = (time.monotonic() - since) * (self._total - now) / max(now - first, 1)
@@ -70,6 +69,11 @@ class _Lines:
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
         self._unshown = ""
+
+
+def _value(headline: str, moment: Snapshot) -> str:
+    value = (moment.metrics or {}).get(headline)
+    return f"{headline.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
 
 
 def _bar(console: Console, unit: str) -> Progress:

@@ -187,22 +187,24 @@ class RemoteClients(Clients):
 
     def ask(self, wanted: dict[int, tuple[Any, list[Held]]], reply: bool) -> tuple[dict[int, Tree], dict[int, str]]:
         """Have each client compute its expression; what the expressions hold is then kept there."""
-        requests = {}
-        for m, (expression, _) in wanted.items():
-            forget, self.federation.forgotten[m][:] = list(self.federation.forgotten[m]), []
-            requests[m] = wire.encode(Request(expression, reply, forget))
+        if not wanted:
+            return {}, {}
+        forgotten = self.federation.forgotten
+        forget = {m: list(forgotten[m]) for m in wanted}
+        requests = {m: wire.encode(Request(expression, reply, forget[m])) for m, (expression, _) in wanted.items()}
         answers, errors = self.federation.transport.ask(requests)
         replies = {m: wire.decode(answer, self._types) for m, answer in answers.items()}
         for m in replies:
+            del forgotten[m][: len(forget[m])]
             for held in wanted[m][1]:
                 held.make = None
-        if wanted and not replies:
+        if reply and not replies:
             m, error = next(iter(errors.items()))
             raise RuntimeError(f"none of {len(wanted)} clients answered; client {m}: {error}")
         down = sum(sent_floats(expression) for expression, _ in wanted.values())
         up = sum(floats(r) for r in replies.values())
         rounds, before_up, before_down = self.totals
-        self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)
+        self.totals = Totals(rounds + reply, before_up + up, before_down + down)
         return replies, errors
 
     def settled(self, state: Any) -> Any:
@@ -229,7 +231,7 @@ class RemoteCohort(Cohort):
 
     def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
         call = self._call(function, args)
-        return self._hold(lambda row: lambda slot, computed: call(row, slot, computed))
+        return self._hold(lambda row: partial(call, row))
 
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         replies, weights = self._ask(function, args)
@@ -241,6 +243,8 @@ class RemoteCohort(Cohort):
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         replies, _ = self._ask(function, args)
+        if not replies and otherwise is None:
+            raise RuntimeError(f"nobody was asked for {function.__name__}: say what the rows are otherwise")
         if not replies:
             return otherwise
         rows = np.flatnonzero(self._active)

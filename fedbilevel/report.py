@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from fedbilevel.errors import InputError
+from fedbilevel.experiment import COUNTERS
 from fedbilevel.registry import find
 from fedbilevel.runs import RunFolder
 from fedbilevel.tasks import TASKS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
 STYLES = ("-", "--", "-.", ":")
-COUNTS = ("step", "rounds", "floats_up", "floats_down", "seconds")
 
 
 class Curve(NamedTuple):
     """One run's numbers along the way."""
 
     label: str
-    rows: list[dict[str, float]]
+    rows: list[dict[str, Any]]
     status: str
     bytes_per_float: int
     headline: str
 
-    def megabytes(self, row: dict[str, float], *directions: str) -> float:
+    def megabytes(self, row: dict[str, Any], *directions: str) -> float:
         """Sent in these directions until this row."""
         return sum(row[f"floats_{d}"] for d in directions) * self.bytes_per_float / 1e6
 
@@ -54,7 +54,7 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 def table(curves: Sequence[Curve]) -> Table:
     """The last row of every run, without its losses."""
     numbers = dict.fromkeys(name for curve in curves for name in curve.rows[-1])
-    metrics = [name for name in numbers if name not in COUNTS and not name.endswith("_loss")]
+    metrics = [name for name in numbers if name not in COUNTERS and not name.endswith("_loss")]
     headlines = list(dict.fromkeys(curve.headline for curve in curves))
     shown = [*headlines, *(m for m in metrics if m not in headlines)]
     out = Table(box=None, pad_edge=False, header_style="bold")
@@ -64,7 +64,7 @@ def table(curves: Sequence[Curve]) -> Table:
     for curve in curves:
         last = curve.rows[-1]
         label = curve.label if curve.status == "finished" else f"{curve.label} ({curve.status})"
-        values = [f"{last[m]:.4g}" if m in last else "" for m in shown]
+        values = ["" if last.get(m) is None else f"{last[m]:.4g}" for m in shown]
         traffic = [f"{curve.megabytes(last, d):.2f}" for d in ("up", "down")]
         out.add_row(label, *values, str(int(last["rounds"])), *traffic, f"{last['seconds']:.1f}")
     return out
@@ -85,7 +85,7 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
     for axis, metric, label, position in panels:
         lowest, highest = float("inf"), 0.0
         for k, curve in enumerate(curves):
-            rows = [row for row in curve.rows if metric in row]
+            rows = [row for row in curve.rows if row.get(metric) is not None]
             if not rows:
                 continue
             values = [row[metric] for row in rows]

@@ -9,6 +9,7 @@ result.json       how the run ended: finished, or diverged and why
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -16,7 +17,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,18 +81,21 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, configuration: Configuration, force: bool = False) -> RunFolder:
-        """A new run; a folder that holds one is refused unless `force`, which removes that run's files."""
-        if (path / "config.json").exists():
-            if not force:
+    def create(cls, runs: Mapping[Path, Configuration], force: bool = False) -> list[RunFolder]:
+        """New runs, all or none; a folder that holds one is refused unless `force`, which removes that run's files."""
+        for path in runs:
+            if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
+                raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
+            if (path / "config.json").exists() and not force:
                 raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
+        itemsize = jax.numpy.zeros(()).dtype.itemsize
+        for path, configuration in runs.items():
             for name in FILES:
                 (path / name).unlink(missing_ok=True)
-        path.mkdir(parents=True, exist_ok=True)
-        itemsize = jax.numpy.zeros(()).dtype.itemsize
-        content = {"configuration": configuration.plain(), "versions": versions(), "bytes_per_float": itemsize}
-        write_atomically(path / "config.json", (json.dumps(content, indent=2) + "\n").encode())
-        return cls(path)
+            path.mkdir(parents=True, exist_ok=True)
+            content = {"configuration": configuration.plain(), "versions": versions(), "bytes_per_float": itemsize}
+            write_atomically(path / "config.json", (json.dumps(content, indent=2) + "\n").encode())
+        return [cls(path) for path in runs]
 
     @classmethod
     def find(cls, path: Path) -> list[RunFolder]:
@@ -107,22 +111,30 @@ class RunFolder:
     def configuration(self) -> Configuration:
         """As it was resolved when the run began."""
         try:
-            return Configuration.parse((self.path / "config.json").read_text())
-        except InputError as error:
-            raise InputError(f"{self.path / 'config.json'}: {error}") from None
+            return Configuration(**self._read("config.json")["configuration"])
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{self.path / 'config.json'} is not the configuration of a run ({error})") from None
 
     @property
     def bytes_per_float(self) -> int:
         """Of the numbers that the run sends."""
-        return json.loads((self.path / "config.json").read_text())["bytes_per_float"]
+        return self._read("config.json").get("bytes_per_float", 4)
 
     @property
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
-        file = self.path / "result.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        return self._read("result.json") if (self.path / "result.json").exists() else None
 
-    def rows(self) -> list[dict[str, float]]:
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / name).read_bytes())
+        except ValueError as error:
+            raise InputError(f"{self.path / name} is damaged ({error})") from None
+        if not isinstance(content, dict):
+            raise InputError(f"{self.path / name} is not a file of a run")
+        return content
+
+    def rows(self) -> list[dict[str, Any]]:
         """The metrics so far; a line that a kill cut off is left out."""
         file, rows = self.path / "metrics.jsonl", []
         for line in file.read_text().splitlines() if file.exists() else ():
@@ -136,6 +148,10 @@ class RunFolder:
         """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`."""
         if self.result is not None:
             return
+        with self._locked():
+            self._execute(stop, observe, checkpoint_seconds)
+
+    def _execute(self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float) -> None:
         configuration = self.configuration
         experiment = configuration.experiment()
         start = self._read_checkpoint(experiment, configuration)
@@ -161,6 +177,20 @@ class RunFolder:
             raise
         self._write_checkpoint(moment, configuration)
         self._finish({"status": "finished", **moment.row()})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process at a time runs in the folder; the lock ends with the process, however that ends."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise InputError(f"{self.path} is being run by another process: wait for it, or stop it") from None
+        try:
+            yield
+        finally:
+            os.close(folder)
 
     def _finish(self, result: dict[str, Any]) -> None:
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
@@ -190,7 +220,7 @@ class RunFolder:
         content = wire.decode(payload)
         if content["run"] != configuration.fingerprint():
             raise InputError(f"{file} belongs to a run with another configuration: remove it to start this run over")
-        shapes, structure = jax.tree.flatten(experiment.first_state())
+        shapes, structure = jax.tree.flatten(experiment.state_shapes())
         leaves = content["leaves"]
         if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(s.shape, s.dtype) for s in shapes]:
             raise InputError(

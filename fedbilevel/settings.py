@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,8 +51,9 @@ def step_size(default: float, meaning: str, *, source: str = "") -> Any:
 
 
 def count(default: int, meaning: str, *, source: str = "", least: int = 1) -> Any:
-    """A whole number of at least `least`."""
-    return _field(default, Setting(int, meaning, source, f"a whole number of at least {least}", lambda v: v >= least))
+    """A whole number of at least `least`, and below 2³¹."""
+    fits = lambda v: least <= v < 2**31  # noqa: E731
+    return _field(default, Setting(int, meaning, source, f"a whole number of at least {least} (and below 2³¹)", fits))
 
 
 def flag(default: bool, meaning: str, *, source: str = "") -> Any:
@@ -77,17 +79,16 @@ def settings(cls: type) -> dict[str, Setting]:
 def checked(owner: str, name: str, setting: Setting, value: Any) -> Any:
     """The value, from Python or from text, in the setting's own type; `InputError` if it does not fit."""
     try:
-        match setting.kind.__name__:
-            case "bool":
-                parsed: Any = {"true": True, "false": False}[str(value).lower()]
-            case "int":
-                parsed = int(str(value))
-            case "float":
-                parsed = float(value)
-            case _:
-                parsed = str(value)
-        fits = parsed == parsed and setting.fits(parsed)
-    except (ValueError, KeyError):
+        if setting.kind is bool:
+            parsed: Any = {"true": True, "false": False}[str(value).lower()]
+        elif setting.kind is int:
+            parsed = int(str(value))
+        elif setting.kind is float:
+            parsed = float(value)
+        else:
+            parsed = str(value)
+        fits = (setting.kind is not float or math.isfinite(parsed)) and setting.fits(parsed)
+    except (ValueError, KeyError, TypeError):
         fits = False
     if not fits:
         raise InputError(f"{owner}: {name} must be {setting.wanted}; given: {value}")
@@ -98,7 +99,7 @@ def check_all(instance: Any) -> None:
     """Check and convert all settings of a frozen dataclass, as its `__post_init__`."""
     for name, setting in settings(type(instance)).items():
         value = getattr(instance, name)
-        if isinstance(value, (bool, int, float, str)):  # arrays and tracers of a vmapped sweep pass
+        if not hasattr(value, "aval"):  # arrays of JAX pass: they are traced, or many values at once
             object.__setattr__(instance, name, checked(type(instance).__name__, name, setting, value))
 
 

@@ -191,7 +191,10 @@ class SimulatedCohort(Cohort):
         self._reply(jax.eval_shape(compute, jax.tree.map(lambda r: r[0], rows)))
 
         def weighted(weights: Array, rows: Tree) -> Tree:
-            return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), jax.vmap(compute)(rows))
+            each = jax.vmap(compute)(rows)
+            if self._active is not None:  # whatever an absent member would have sent does not count
+                each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
+            return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
 
         if size is None or size >= n:
             return weighted(weights, rows)

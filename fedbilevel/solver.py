@@ -10,11 +10,11 @@ from jax import Array
 
 from fedbilevel import exact
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.experiment import Experiment, Snapshot
+from fedbilevel.errors import InputError
+from fedbilevel.experiment import Experiment, Snapshot, revealed
 from fedbilevel.participation import Everyone, Participation, Uniform
 from fedbilevel.population import Population
 from fedbilevel.problem import Loss, Tree, from_trees
-from fedbilevel.simulate import Rows
 from fedbilevel.tasks.base import Task
 
 
@@ -24,7 +24,7 @@ class Solution(NamedTuple):
 
     x: Tree
     y: Tree
-    history: list[dict[str, float]]
+    history: list[dict[str, float | None]]
 
 
 def solve(
@@ -72,6 +72,10 @@ def solve(
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {algorithm!r}")
+    if clients_per_round is not None and participation is not None:
+        raise InputError("give either clients_per_round or participation, not both")
     problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0)
     population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
     local = type(algorithm).lower_level == "local"
@@ -95,7 +99,7 @@ def solve(
         chunk_size=chunk_size,
         loss_bound=loss_bound,
     )
-    history: list[dict[str, float]] = []
+    history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
         final = moment.state
@@ -103,5 +107,4 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
-    y = final.y.rows if isinstance(final.y, Rows) else final.y
-    return Solution(x_tree(final.x), trees(y), history)
+    return Solution(x_tree(final.x), trees(revealed(final.y)), history)

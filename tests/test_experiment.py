@@ -76,6 +76,11 @@ def configuration(**changes):
     return Configuration.resolve("quadratic", knobs, algorithm, hyperparameters, **values | changes)
 
 
+def created(path, configuration):
+    (folder,) = RunFolder.create({path: configuration})
+    return folder
+
+
 def without_seconds(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
@@ -87,9 +92,9 @@ def checkpoint_leaves(folder):
 
 @pytest.mark.parametrize("algorithm", ["fedbioacc", "fedmbo", "fedbio-local"])
 def test_a_resumed_run_is_bit_identical(tmp_path, algorithm):
-    whole = RunFolder.create(tmp_path / "whole", configuration(algorithm=algorithm))
+    whole = created(tmp_path / "whole", configuration(algorithm=algorithm))
     whole.execute(StopRequest(), lambda moment: None)
-    broken = RunFolder.create(tmp_path / "broken", configuration(algorithm=algorithm))
+    broken = created(tmp_path / "broken", configuration(algorithm=algorithm))
     for stop_at in (1, 3, 6):
         stop = StopRequest()
 
@@ -109,7 +114,7 @@ def test_a_resumed_run_is_bit_identical(tmp_path, algorithm):
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder = created(tmp_path / "run", configuration())
     folder.execute(StopRequest(), lambda moment: None)
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
     folder.execute(StopRequest(), lambda moment: pytest.fail("ran again"))
@@ -117,7 +122,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path):
 
 
 def test_a_run_killed_between_its_last_checkpoint_and_its_result_ends_without_a_double_row(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder = created(tmp_path / "run", configuration())
     folder.execute(StopRequest(), lambda moment: None)
     rows = folder.rows()
     (folder.path / "result.json").unlink()
@@ -126,18 +131,18 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_ends_without_a_
 
 
 def test_the_configuration_repeats_the_run(tmp_path):
-    first = RunFolder.create(tmp_path / "first", configuration(hyperparameters={"eta": "0.25"}))
+    first = created(tmp_path / "first", configuration(hyperparameters={"eta": "0.25"}))
     first.execute(StopRequest(), lambda moment: None)
-    stored = Configuration.parse((first.path / "config.json").read_text())
-    assert stored == first.configuration and stored.hyperparameters["eta"] == 0.25
-    second = RunFolder.create(tmp_path / "second", stored)
+    stored = first.configuration
+    assert stored.hyperparameters["eta"] == 0.25
+    second = created(tmp_path / "second", stored)
     second.execute(StopRequest(), lambda moment: None)
     assert without_seconds(first.rows()) == without_seconds(second.rows())
     assert {"python", "jax", "fedbilevel", "device"} <= set(json.loads((first.path / "config.json").read_text())["versions"])
 
 
 def test_divergence_stops_at_once_and_says_where_and_what_to_try(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", configuration(algorithm="simfbo", hyperparameters={"gamma_y": 1e30}))
+    folder = created(tmp_path / "run", configuration(algorithm="simfbo", hyperparameters={"gamma_y": 1e30}))
     seen = []
     with pytest.raises(Diverged) as caught:
         folder.execute(StopRequest(), seen.append, checkpoint_seconds=0)
@@ -157,7 +162,7 @@ def test_a_loss_above_its_bound_is_divergence():
 
 
 def test_a_checkpoint_that_is_damaged_foreign_or_of_another_run_is_refused(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", configuration())
+    folder = created(tmp_path / "run", configuration())
     folder.execute(StopRequest(), lambda moment: None)
     (folder.path / "result.json").unlink()
     file = folder.path / "checkpoint"
@@ -173,7 +178,7 @@ def test_a_checkpoint_that_is_damaged_foreign_or_of_another_run_is_refused(tmp_p
     refused(good[:40], "truncated or damaged")
     refused(b"", "not a checkpoint of fedbilevel")
     refused(b"PK\x03\x04 something else", "not a checkpoint of fedbilevel")
-    other = RunFolder.create(tmp_path / "other", configuration(seed=4))
+    other = created(tmp_path / "other", configuration(seed=4))
     other.execute(StopRequest(), lambda moment: None)
     refused((other.path / "checkpoint").read_bytes(), "belongs to a run with another configuration")
 
@@ -181,7 +186,7 @@ def test_a_checkpoint_that_is_damaged_foreign_or_of_another_run_is_refused(tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(rounds=0), "rounds must be a whole number of at least 1; given: 0"),
+        (dict(rounds=0), "rounds must be a whole number from 1 to 2147483647; given: 0"),
         (dict(rounds=10, steps=10), "either a budget of rounds or a number of steps"),
         (dict(), "either a budget of rounds or a number of steps"),
         (dict(rounds=10, every=0), "every must be"),

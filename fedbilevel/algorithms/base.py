@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import jax
@@ -19,6 +20,7 @@ class Algorithm(abc.ABC):
     """A method for federated bilevel problems: fields are hyperparameters, `at_client` methods run at clients."""
 
     lower_level: ClassVar[LowerLevel] = "global"  # whose problem y solves: all clients', or each its own
+    rounds_to_start: ClassVar[int] = 0  # communication rounds of `init`
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -52,4 +54,16 @@ def algorithm(cls: Class) -> Class:
     dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     kinds = {name: setting.kind for name, setting in settings(cls).items()}
     leaves = [name for name, kind in kinds.items() if kind is float]
-    return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=[n for n in kinds if n not in leaves])
+    rest = [name for name, kind in kinds.items() if kind is not float]
+
+    def flatten(instance: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(instance, name) for name in leaves], tuple(getattr(instance, name) for name in rest)
+
+    def unflatten(constants: tuple[Any, ...], numbers: Iterable[Any]) -> Any:
+        instance: Any = object.__new__(cls)  # JAX puts anything in the place of a number: it is not checked again
+        for name, value in zip([*rest, *leaves], [*constants, *numbers], strict=True):
+            object.__setattr__(instance, name, value)
+        return instance
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+    return cls

@@ -9,7 +9,8 @@ The point is z = (x, y, u), the momentum d = (ν, ω, q), and with α_t = δ / (
     d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),                 likewise,
 
 D of `Problem.direction` on five independent minibatches. (The sentence below the paper's Eq. (6) exchanges the
-names of ω and ν; Eq. (7) is right.) The paper counts the two averagings as one round; they are two round trips.
+names of ω and ν; Eq. (7) is right.) The first momenta are averaged, which the paper's line 2 does not say. The paper
+counts the two averagings as one round; they are two round trips.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ class FedBiOAccLocal(LocalDirection, Storm):
     """FedBiOAcc for local lower levels: STORM momenta, Neumann hypergradients, x and its momentum averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
+    rounds_to_start: ClassVar[int] = 1
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -68,12 +68,14 @@ class Storm(Algorithm):
         return type(d)(*map(storm, at_new, d, at_old, keep))
 
     def step_sizes(self, step: int) -> dict[str, float]:
-        return {**super().step_sizes(step), "alpha_t": float(self.alpha(1 + step * self.local_steps))}
+        return {**super().step_sizes(step), "alpha_t": float(self.alpha(step * self.local_steps))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedStorm(Storm):
     """An algorithm that averages its whole point, and its whole momentum, every I iterations."""
+
+    rounds_to_start: ClassVar[int] = 1
 
     @abc.abstractmethod
     def start(self, x: Array, y: Array) -> Any:

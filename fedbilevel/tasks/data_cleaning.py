@@ -50,10 +50,11 @@ class NoisyRows(NamedTuple):
 
 
 def roc_auc(scores: Array, positive: Array) -> Array:
-    """The chance that a positive's score is above a negative's, ties counted half."""
+    """The chance that a positive's score is above a negative's, ties counted half; ½ where one of them is missing."""
     negatives = jnp.sort(jnp.where(positive, jnp.inf, scores))
     below = jnp.searchsorted(negatives, scores, side="left") + jnp.searchsorted(negatives, scores, side="right")
-    return jnp.sum(jnp.where(positive, below / 2, 0)) / (positive.sum() * (~positive).sum())
+    pairs = positive.sum() * (~positive).sum()
+    return jnp.where(pairs > 0, jnp.sum(jnp.where(positive, below / 2, 0)) / jnp.maximum(pairs, 1), 0.5)
 
 
 @dataclass(frozen=True)
