@@ -19,6 +19,8 @@ class Algorithm(abc.ABC):
     """A method for federated bilevel problems: fields are hyperparameters, `at_client` methods run at clients."""
 
     lower_level: ClassVar[LowerLevel] = "global"  # whose problem y solves: all clients', or each its own
+    constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
+    needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
 
     def __post_init__(self) -> None:
         check_all(self)

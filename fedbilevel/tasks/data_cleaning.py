@@ -132,7 +132,7 @@ class DataCleaning:
                 "roc_auc": roc_auc(x, ~corrupted),
             }
 
-        return Task(population, x0, y0, metrics)
+        return Task(population, x0, y0, metrics, strongly_convex=False)
 
     def _split(self, source: datasets.Images, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the clean samples, client by client, and of the training samples."""
