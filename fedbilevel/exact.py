@@ -17,10 +17,10 @@ from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 
 from fedbilevel.algorithms.base import LowerLevel
-from fedbilevel.population import Population
 from fedbilevel.errors import InputError
+from fedbilevel.population import Population
 from fedbilevel.problem import Batch, evaluate
-from fedbilevel.sets import ConvexSet, Everywhere
+from fedbilevel.sets import EVERYWHERE, ConvexSet
 
 DIRECT = 512  # up to this dimension linear systems are solved directly
 AT_ONCE = 16  # clients evaluated together
@@ -60,7 +60,7 @@ def solution(
     population: Population, x: Array, y: Array, lower: LowerLevel = "global", tolerance: float = 1e-6, most_steps: int = 100
 ) -> Solution:
     """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
-    if population.problem.sets.y != Everywhere():
+    if population.problem.sets.y != EVERYWHERE:
         raise InputError("the exact hypergradient is for an unconstrained y: judge a constrained problem by exact.residual")
     key = jax.random.key(0)
 
@@ -95,10 +95,10 @@ def proximal_point(
     def objective(theta: Array) -> Array:
         return losses(population, x, theta)[1] + jnp.sum((theta - y) ** 2) / (2 * proximal)
 
-    Y = population.problem.sets.y
-    if Y == Everywhere():
+    within = population.problem.sets.y
+    if within == EVERYWHERE:
         return _newton(objective, y, tolerance, most_steps)
-    return _projected_gradient(objective, Y, y, proximal, tolerance, most_steps)
+    return _projected_gradient(objective, within, y, proximal, tolerance, most_steps)
 
 
 def residual(population: Population, x: Array, y: Array, penalty: float, proximal: float, tolerance: float = 1e-6) -> Array:
@@ -121,7 +121,7 @@ def residual(population: Population, x: Array, y: Array, penalty: float, proxima
 
 def _tangent(of: ConvexSet, z: Array, direction: Array) -> Array:
     """The direction's projection on the tangent cone of a set at z: where P(z + s direction) goes for small s."""
-    if of == Everywhere():
+    if of == EVERYWHERE:
         return direction
     s = jnp.sqrt(jnp.finfo(z.dtype).eps) / jnp.maximum(1, jnp.linalg.norm(direction))
     return (of.project(z + s * direction) - of.project(z)) / s
@@ -160,9 +160,9 @@ def _newton(objective: Callable[[Array], Array], y: Array, tolerance: float, mos
 
 
 def _projected_gradient(
-    objective: Callable[[Array], Array], Y: ConvexSet, y: Array, first_step: float, tolerance: float, most_steps: int
+    objective: Callable[[Array], Array], within: ConvexSet, y: Array, first_step: float, tolerance: float, most_steps: int
 ) -> Array:
-    """The minimiser over Y of a strongly convex function, from y.
+    """The minimiser over a set of a strongly convex function, from y.
 
     A step s is halved until the gradient changes along it by at most |change of y| / s.
     """
@@ -170,7 +170,7 @@ def _projected_gradient(
 
     def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         y, s, _, k = carry
-        new = Y.project(y - s * gradient(y))
+        new = within.project(y - s * gradient(y))
         moved = jnp.linalg.norm(new - y) / s
         fits = jnp.linalg.norm(gradient(new) - gradient(y)) <= moved
         return jnp.where(fits, new, y), jnp.where(fits, s, s / 2), jnp.where(fits, moved, jnp.inf), k + 1
@@ -179,6 +179,6 @@ def _projected_gradient(
         *_, moved, k = carry
         return (moved > tolerance) & (k < most_steps)
 
-    y = Y.project(y)
+    y = within.project(y)
     start = (y, jnp.asarray(first_step, y.dtype), jnp.asarray(jnp.inf, y.dtype), jnp.int32(0))
     return lax.while_loop(unsolved, step, start)[0]

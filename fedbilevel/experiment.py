@@ -20,7 +20,7 @@ from jax import Array, lax
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
-from fedbilevel.sets import Sets
+from fedbilevel.sets import UNCONSTRAINED
 from fedbilevel.simulate import Rows, Simulator
 from fedbilevel.tasks.base import Task
 from fedbilevel.traffic import Totals, Traffic
@@ -76,7 +76,7 @@ class Experiment:
                 f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
                 "choose another algorithm ('fedbilevel list' names them)"
             )
-        if task.population.problem.sets != Sets() and not kind.constrained:
+        if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(
                 f"{kind.__name__} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
                 "or drop the constraints"

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from optax.projections import projection_l2_ball
 
 from fedbilevel.errors import InputError
-from fedbilevel.sets import Sets
+from fedbilevel.sets import UNCONSTRAINED, Sets
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
@@ -74,7 +74,7 @@ class Problem:
 
     f: Loss
     g: Loss
-    sets: Sets = Sets()
+    sets: Sets = UNCONSTRAINED
 
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""
@@ -136,7 +136,9 @@ class FiveBatches(NamedTuple):
     f2: Batch
 
 
-def from_trees(f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = Sets()) -> tuple[Problem, Array, Array, Callable, Callable]:
+def from_trees(
+    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
+) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
     for name, tree in (("x0", x0), ("y0", y0)):
         leaves = jax.tree.leaves(tree)

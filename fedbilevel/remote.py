@@ -26,7 +26,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.participation import Participation
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
-from fedbilevel.sets import Sets
+from fedbilevel.sets import UNCONSTRAINED, Sets
 from fedbilevel.traffic import Totals, floats
 
 
@@ -134,7 +134,7 @@ class RemoteRows(PerClient):
 class RemoteFederation:
     """Clients behind a transport, seen from the server. `init` and `step` mirror `simulate.Simulator`."""
 
-    def __init__(self, transport: Transport, weights: Array, participation: Participation, sets: Sets = Sets()):
+    def __init__(self, transport: Transport, weights: Array, participation: Participation, sets: Sets = UNCONSTRAINED):
         self.transport, self.weights, self.participation, self.sets = transport, np.asarray(weights), participation, sets
         self.forgotten: dict[int, list[int]] = {m: [] for m in range(len(weights))}
         self._slots = 0

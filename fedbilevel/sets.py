@@ -87,6 +87,10 @@ class Sets(NamedTuple):
     y: ConvexSet = Everywhere()
 
 
+EVERYWHERE = Everywhere()
+UNCONSTRAINED = Sets()
+
+
 def _make_numbers(instance: ConvexSet) -> None:
     """Make every field of a set a Python number."""
     owner = type(instance).__name__

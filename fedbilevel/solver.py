@@ -14,7 +14,7 @@ from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.participation import Everyone, Participation, Uniform
 from fedbilevel.population import Population
 from fedbilevel.problem import Loss, Tree, from_trees
-from fedbilevel.sets import ConvexSet, Everywhere, Sets
+from fedbilevel.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.simulate import Rows
 from fedbilevel.tasks.base import Task
 
@@ -43,8 +43,8 @@ def solve(
     clients_per_round: int | None = None,
     participation: Participation | None = None,
     weights: Sequence[float] | None = None,
-    x_set: ConvexSet = Everywhere(),
-    y_set: ConvexSet = Everywhere(),
+    x_set: ConvexSet = EVERYWHERE,
+    y_set: ConvexSet = EVERYWHERE,
     seed: int = 0,
     every: int = 10,
     metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,

@@ -65,12 +65,12 @@ class MeFBO(Algorithm):
     needs_strong_convexity: ClassVar[bool] = False
 
     eta_x: float = step_size(0.5, "η_x, local step on x")
-    eta_y: float = step_size(0.5, "η_y, local step on y")
-    eta_theta: float = step_size(0.2, "η_θ, local step on θ")
+    eta_y: float = step_size(0.3, "η_y, local step on y")
+    eta_theta: float = step_size(0.3, "η_θ, local step on θ")
     lambda_x: float = step_size(0.5, "λ_x, server step on x")
-    lambda_y: float = step_size(0.5, "λ_y, server step on y")
-    lambda_theta: float = step_size(0.2, "λ_θ, server step on θ")
-    penalty: float = step_size(10.0, "c, in the penalty parameter c_t = c (t + 1)^p")
+    lambda_y: float = step_size(0.3, "λ_y, server step on y")
+    lambda_theta: float = step_size(0.3, "λ_θ, server step on θ")
+    penalty: float = step_size(30.0, "c, in the penalty parameter c_t = c (t + 1)^p")
     growth: float = real(0.1, "p, in c_t", least=0, most=0.25, source="the paper's loss tuning; its theorem: p < 1/4")
     proximal: float = step_size(0.5, "γ, of the Moreau envelope")
     schedule: str = choice("fixed", "steps as given, or decreasing as in Theorem C.1", ("fixed", "decreasing"))
