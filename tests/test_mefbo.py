@@ -77,7 +77,7 @@ def test_one_round_is_equations_8_to_12():
             x, y, theta = x - 0.2 * h_x, y - 0.3 * h_y, theta - 0.1 * h_theta
             total = [old + weights[m] * h / 3 for old, h in zip(total, (h_x, h_y, h_theta), strict=True)]
     state = State(*map(jnp.asarray, (x0, y0, theta0)), jnp.int32(t))
-    new, traffic = Simulator(population, Everyone()).step(algorithm, state, jax.random.key(0))
+    new, traffic = jax.jit(Simulator(population, Everyone()).step)(algorithm, state, jax.random.key(0))
     for got, old, h, step in zip(new[:3], (x0, y0, theta0), total, (0.5, 0.4, 0.7), strict=True):
         np.testing.assert_allclose(got, old - step * h, rtol=1e-12)
     assert new.t == 5 and traffic.rounds == 1
@@ -111,7 +111,7 @@ def test_the_residual_is_zero_at_a_stationary_point_and_nowhere_near_it():
     population = QUADRATIC.build().population
     x, y, theta = map(jnp.asarray, stationary_point(50.0, 0.7))
     residual = jax.jit(lambda x, y: exact.residual(population, x, y, 50.0, 0.7, tolerance=1e-12))
-    np.testing.assert_allclose(exact.proximal_point(population, x, y, 0.7, 1e-12), theta, atol=1e-11)
+    np.testing.assert_allclose(jax.jit(lambda: exact.proximal_point(population, x, y, 0.7, 1e-12))(), theta, atol=1e-11)
     assert residual(x, y) < 1e-22
     assert residual(x + 0.01, y) > 1e-7 and residual(x, y + 0.01) > 1e-7
 
@@ -139,33 +139,40 @@ def test_the_residual_is_the_gradient_of_the_penalty_function(task, within):
 
 
 def test_at_a_boundary_only_what_points_inside_counts():
-    """In a corner of a box, on a sphere and on a simplex, against the tangent cones written out."""
-    free = QUADRATIC.build()
-    x, c, gamma = jnp.array([0.5, -0.5, 0.1, 0.5, -0.5]), 5.0, 0.5
+    """In a corner of a box, on a sphere and inside a simplex, against the tangent cones written out."""
+    free, c, gamma, y = QUADRATIC.build(), 5.0, 0.5, jnp.linspace(-1, 1, 8)
 
-    def parts(sets, x, y):
-        problem = dataclasses.replace(free.population.problem, sets=sets)
-        return exact.residual(dataclasses.replace(free.population, problem=problem), x, y, c, gamma, 1e-12)
+    def residual(x, x_set):
+        population = with_sets(free, Sets(x_set)).population
+        return jax.jit(lambda x: exact.residual(population, x, y, c, gamma, 1e-12))(x)
 
-    y = jnp.linspace(-1, 1, 8)
-    theta = exact.proximal_point(free.population, x, y, gamma, 1e-12)
-    down = -jax.grad(lambda x: exact.losses(free.population, x, y)[0] / c - exact.losses(free.population, x, theta)[1])(x)
-    down = down - jax.grad(lambda x: exact.losses(free.population, x, y)[1])(x)
-    rest = parts(UNCONSTRAINED, x, y) - down @ down
-    blocked = ((x == 0.5) & (down > 0)) | ((x == -0.5) & (down < 0))
-    assert 0 < blocked.sum() < 5
-    np.testing.assert_allclose(parts(Sets(Box(-0.5, 0.5)), x, y) - rest, jnp.sum(jnp.where(blocked, 0, down) ** 2), rtol=1e-5)
-    radius = float(jnp.linalg.norm(x))
-    outward = x / radius * jnp.maximum(down @ x / radius, 0)
-    np.testing.assert_allclose(parts(Sets(Ball(radius)), x, y) - rest, jnp.sum((down - outward) ** 2), rtol=1e-5)
-    np.testing.assert_allclose(  # the same with the force turned round, so that both sides of the sphere are seen
-        parts(Sets(Ball(10 * radius)), x, y), parts(UNCONSTRAINED, x, y), rtol=1e-5
-    )
+    @jax.jit
+    def descent(x):
+        """-∇_x Υ_c"""
+        theta = exact.proximal_point(free.population, x, y, gamma, 1e-12)
+        (fx, gx), (_, at_theta) = (jax.jacrev(lambda x, y=y: exact.losses(free.population, x, y))(x) for y in (y, theta))
+        return at_theta - gx - fx / c
+
+    def check(x, x_set, inside):
+        """The residual differs from the free one by what the tangent cone takes from x's part."""
+        d = descent(x)
+        taken = d @ d - jnp.sum(inside(d) ** 2)
+        np.testing.assert_allclose(residual(x, Everywhere()) - residual(x, x_set), taken, rtol=1e-5, atol=1e-7)
+        return float(taken)
+
+    corner = jnp.array([0.5, -0.5, 0.1, 0.5, -0.5])
+    outward = lambda d: jnp.sign(corner) * d > 0  # noqa: E731
+    in_box = lambda d: jnp.where((jnp.abs(corner) == 0.5) & outward(d), 0, d)  # noqa: E731
+    assert check(corner, Box(-0.5, 0.5), in_box) > 0.01
+    unit = descent(jnp.zeros(5)) / jnp.linalg.norm(descent(jnp.zeros(5)))
+    assert check(0.01 * unit, Ball(0.01), lambda d: d - (d @ unit) * unit) > 0.001  # there it points outwards
+    assert check(-0.01 * unit, Ball(0.01), lambda d: d) == 0  # and here inwards
+    assert check(jnp.full(5, 0.2), Simplex(), lambda d: d - d.mean()) > 0.01
 
 
 @pytest.mark.parametrize(
     ("task", "algorithm", "fall"),
-    [(QUADRATIC, FAST, 1e-9), (Valley(), ON_VALLEY, 1e-3), (Valley(noise=0.2), ON_VALLEY, 2e-2)],
+    [(QUADRATIC, FAST, 1e-15), (Valley(), ON_VALLEY, 1e-9), (Valley(noise=0.2), ON_VALLEY, 1e-3)],
     ids=["quadratic", "valley", "noisy-valley"],
 )
 def test_the_residual_falls_along_a_run(task, algorithm, fall):
@@ -178,8 +185,8 @@ def test_the_residual_falls_along_a_run(task, algorithm, fall):
 
     values = [float(residual(state)) for state in states(built, algorithm, 3000, 1000)]
     assert values[-1] < fall * values[0]
-    if not task.noise:
-        assert values == sorted(values, reverse=True)
+    above_rounding = [max(value, 1e-18) for value in values]
+    assert task.noise or above_rounding == sorted(above_rounding, reverse=True)
 
 
 def test_without_convexity_it_reaches_the_known_solution():
@@ -187,8 +194,8 @@ def test_without_convexity_it_reaches_the_known_solution():
     hessian = jax.hessian(lambda y: exact.losses(task.population, task.x, y)[1])(task.y)
     assert np.linalg.eigvalsh(hessian).max() < 0  # the start is where g is concave in y
     first, *_, last = Experiment(task, ON_VALLEY, rounds=3000, every=3000).run()
-    assert last.metrics["x_error"] < 0.01 * first.metrics["x_error"]  # the bias of c_t = 22 and γ = 0.1
-    assert last.metrics["y_error"] < 0.02 * first.metrics["y_error"]
+    assert last.metrics["x_error"] < 0.005 * first.metrics["x_error"]  # the bias of c_t = 22 and γ = 0.1
+    assert last.metrics["y_error"] < 0.005 * first.metrics["y_error"]
 
 
 @pytest.mark.parametrize("name", [n for n, entry in ALGORITHMS.items() if entry.load().lower_level == "global"])
@@ -222,7 +229,7 @@ def test_decreasing_steps_follow_theorem_c1():
 
 CENTERS = [np.array([[2.5, -2.0, 0.4]]), np.array([[0.5, 0.0, 0.2]])]  # on average (1.5, -1, 0.3)
 TILTS = [np.array([[1.0, -0.5, 2.0]]), np.array([[-1.0, 0.5, -2.0]])]
-SETS = [Box(-0.5, 0.5), Ball(0.8), Simplex(), Simplex(0.3)]
+FREE = np.array([1.5, -1.0, 0.3]) / (1 + RIDGE)  # the solution without constraints
 
 
 def upper(x, y, center):
@@ -238,44 +245,41 @@ def with_sets(task, sets):
     return dataclasses.replace(task, population=dataclasses.replace(task.population, problem=problem))
 
 
-@pytest.mark.parametrize("within", SETS, ids=str)
-@pytest.mark.parametrize("where", ["both", "only y"])
-def test_a_constrained_solution_is_reached(within, where):
-    """y*(x) = x on a set S and h(x) = ½|x - c|² + ½ρ|x|²: the solution in S is the projection of c/(1 + ρ) on it.
+@pytest.mark.parametrize(
+    ("sets", "start"),
+    [(Sets(within, within), 5.0) for within in (Box(-0.5, 0.5), Ball(0.8), Simplex(), Simplex(0.3))]
+    + [(Sets(y=Box(-0.5, 0.5)), 0.0)],
+    ids=str,
+)
+def test_a_constrained_solution_is_reached(sets, start):
+    """On Y y*(x) = x, and h(x) = ½|x - c|² + ½ρ|x|²: the solution is the projection of the free one, c/(1 + ρ), on Y.
 
-    With the bias of the penalty: y is drawn off y*(x) by (1 + γ)/γ |c - y|/c_t, here by at most 1 % of 1.8.
-    If only y is confined, h(x) rises with |x| outside of S, where y* stays; for the box the solution is the same.
+    Where a box confines y alone, y* stays at its side for x beyond, and h rises there with |x|: the same solution.
+    There y stays at its side, and the penalty draws x off y by (1 + γ)/γ · ρ|x|/c_t, here at most 0.001.
     """
-    if where == "only y" and not isinstance(within, Box):
-        pytest.skip("the solution is known for the box")
     algorithm = fb.MeFBO(lambda_x=0.5, lambda_y=0.5, lambda_theta=0.4, penalty=200.0, growth=0.0, proximal=1.0)
-    solution = fb.solve(
-        upper,
-        lower,
-        jnp.full(3, 5.0),
-        jnp.full(3, -5.0),
+    x, y, _ = fb.solve(
+        *(upper, lower, jnp.full(3, start), jnp.full(3, -start)),
         lower=TILTS,
         upper=CENTERS,
         algorithm=algorithm,
         steps=6000,
         every=6000,
-        x_set=within if where == "both" else Everywhere(),
-        y_set=within,
+        x_set=sets.x,
+        y_set=sets.y,
     )
-    free = np.array([1.5, -1.0, 0.3]) / (1 + RIDGE)
-    wanted = within.project(jnp.asarray(free))
-    assert np.linalg.norm(wanted - free) > 0.3  # the constraint matters
-    assert np.linalg.norm(solution.x - wanted) < 0.02
-    assert np.linalg.norm(solution.y - wanted) < 0.02
-    population = Population.build(
-        Problem(upper, lower, Sets(within if where == "both" else Everywhere(), within)), CENTERS, TILTS
-    )
-    residual = lambda x, y: float(exact.residual(population, x, y, 200.0, 1.0, 1e-10))  # noqa: E731
-    assert residual(solution.x, solution.y) < 1e-10 < residual(within.project(jnp.zeros(3)), within.project(jnp.zeros(3)))
+    wanted = sets.y.project(jnp.asarray(FREE))
+    assert np.linalg.norm(wanted - FREE) > 0.3  # the constraint matters
+    assert np.linalg.norm(x - wanted) < 0.0012 and np.linalg.norm(y - wanted) < 0.0012
+    population = Population.build(Problem(upper, lower, sets), CENTERS, TILTS)
+    residual = jax.jit(lambda x, y: exact.residual(population, x, y, 200.0, 1.0, 1e-10))
+    elsewhere = sets.y.project(jnp.zeros(3))
+    assert residual(x, y) < 1e-10 < residual(elsewhere, elsewhere)
 
 
-@pytest.mark.parametrize("y_set", [Box(-0.2, 0.1), Ball(0.3), Simplex(2.0)], ids=str)
-@pytest.mark.parametrize("x_set", [Box(-0.1, 0.1), Ball(0.2), Simplex(0.5)], ids=str)
+@pytest.mark.parametrize(
+    ("x_set", "y_set"), [(Box(-0.1, 0.1), Ball(0.3)), (Ball(0.2), Simplex(2.0)), (Simplex(0.5), Box(-0.2, 0.1))], ids=str
+)
 def test_every_iterate_is_feasible(x_set, y_set):
     sets = Sets(x_set, y_set)
     task = with_sets(dataclasses.replace(QUADRATIC, noise=1.0).build(), sets)

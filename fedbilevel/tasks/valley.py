@@ -47,7 +47,11 @@ class Valley:
     """A lower level that is not convex, with a known solution."""
 
     headline: ClassVar[str] = "x_error"
-    suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # found by trial; γ is below ¼
+    suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # found by trial; MeFBO's γ is below ¼
+        "fedbioacc": dict(eta=0.1, gamma=0.2, tau=0.2),
+        "fedbio": dict(eta=0.02, gamma=0.05, tau=0.05),
+        "simfbo": dict(eta_x=0.02, eta_y=0.05, eta_u=0.05, gamma_x=0.02, gamma_y=0.05, gamma_u=0.05),
+        "fedmbo": dict(alpha=0.05, beta=0.1, smoothness=8),
         "mefbo": dict(
             eta_x=0.1, eta_y=0.05, eta_theta=0.06, lambda_x=0.1, lambda_y=0.05, lambda_theta=0.06, penalty=10, proximal=0.1
         ),
