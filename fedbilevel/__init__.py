@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedbio_local import FedBiOLocal as FedBiOLocal
     from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
     from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+    from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
     from fedbilevel.clients import Clients as Clients
     from fedbilevel.clients import at_client as at_client
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from fedbilevel.population import Client as Client
     from fedbilevel.population import Population as Population
     from fedbilevel.problem import Problem as Problem
+    from fedbilevel.sets import Ball as Ball
+    from fedbilevel.sets import Box as Box
+    from fedbilevel.sets import Simplex as Simplex
     from fedbilevel.solver import Solution as Solution
     from fedbilevel.solver import solve as solve
 
@@ -43,6 +47,7 @@ _MODULES = {
         "participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
         "population": ["Client", "Population"],
         "problem": ["Problem"],
+        "sets": ["Ball", "Box", "Simplex"],
         "solver": ["Solution", "solve"],
     }.items()
     for name in names

@@ -234,6 +234,8 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
         report.picture(curves, directory / "curves.png")
         console.print()
         console.print(report.table(curves))
+        for caveat in dict.fromkeys(c for folder in folders for c in (folder.result or {}).get("caveats", [])):
+            console.print(f"note: {caveat}", soft_wrap=True)
         console.print(f"\nruns: {directory}\ncurves: {directory / 'curves.png'}", soft_wrap=True)
     if diverged:
         raise Diverged("\n".join(diverged))

@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from fedbilevel.population import Client
 from fedbilevel.problem import Tree
+from fedbilevel.sets import Sets
 
 __all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate"]
 
@@ -95,6 +96,11 @@ class Clients(abc.ABC):
     @abc.abstractmethod
     def size(self) -> int:
         """The number of members of a drawn cohort, n (at most, where it is random)."""
+
+    @property
+    @abc.abstractmethod
+    def sets(self) -> Sets:
+        """X and Y, which the server projects on."""
 
     @abc.abstractmethod
     def draw(self, active: Array | None = None) -> Cohort:

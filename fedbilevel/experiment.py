@@ -20,6 +20,7 @@ from jax import Array, lax
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
+from fedbilevel.sets import UNCONSTRAINED
 from fedbilevel.simulate import Rows, Simulator
 from fedbilevel.tasks.base import Task
 from fedbilevel.traffic import Totals, Traffic
@@ -77,6 +78,11 @@ class Experiment:
                 f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
                 "choose another algorithm ('fedbilevel list' names them)"
             )
+        if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
+            raise InputError(
+                f"{kind.__name__} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
+                "or drop the constraints"
+            )
         self.participation.capacity(task.population.size)
         task.population.problem.check(task.x, task.y, task.population.first_rows())
         start, first = kind.rounds_to_start, int(self.simulator.rounds(self.algorithm, self._key(1)))
@@ -91,6 +97,16 @@ class Experiment:
         if getattr(self.algorithm, "pooled", False):
             return Simulator(self.task.population.pooled(), Everyone())
         return Simulator(self.task.population, self.participation, self.chunk_size)
+
+    def caveats(self) -> list[str]:
+        """What the algorithm assumes and the task does not fulfil, a sentence each."""
+        kind = type(self.algorithm)
+        if kind.needs_strong_convexity and not self.task.strongly_convex:
+            return [
+                f"{kind.__name__} assumes a lower level that is strongly convex in y, and this task's is not: "
+                "its guarantees do not hold here."
+            ]
+        return []
 
     def state_shapes(self) -> Any:
         """Shapes and dtypes of the run's states, without computing one."""

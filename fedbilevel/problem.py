@@ -1,6 +1,6 @@
-"""The bilevel problem of one client and its five derivatives.
+"""The bilevel problem of one client and its six derivatives.
 
-    min_x  Σ w_m f_m(x, y*(x))    with    y*(x) = argmin_y  Σ w_m g_m(x, y)
+    min_{x∈X}  Σ w_m f_m(x, y*(x))    with    y*(x) = argmin_{y∈Y}  Σ w_m g_m(x, y)
 
 All clients share the two functions `f` and `g` and differ in their data. Inside the package `x` and `y`
 are vectors; `from_trees` turns a user's pytrees into them once, where a problem is built.
@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from optax.projections import projection_l2_ball
 
 from fedbilevel.errors import InputError
+from fedbilevel.sets import UNCONSTRAINED, Sets
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
@@ -69,10 +70,11 @@ def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given."""
+    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y."""
 
     f: Loss
     g: Loss
+    sets: Sets = UNCONSTRAINED
 
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""
@@ -81,6 +83,10 @@ class Problem:
     def fy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y f"""
         return jax.grad(lambda y: evaluate(self.f, x, y, batch.upper))(y)
+
+    def gx(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_x g"""
+        return jax.grad(lambda x: evaluate(self.g, x, y, batch.lower))(x)
 
     def gy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y g"""
@@ -130,7 +136,9 @@ class FiveBatches(NamedTuple):
     f2: Batch
 
 
-def from_trees(f: Loss, g: Loss, x0: Tree, y0: Tree) -> tuple[Problem, Array, Array, Callable, Callable]:
+def from_trees(
+    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
+) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
     for name, tree in (("x0", x0), ("y0", y0)):
         leaves = jax.tree.leaves(tree)
@@ -146,5 +154,6 @@ def from_trees(f: Loss, g: Loss, x0: Tree, y0: Tree) -> tuple[Problem, Array, Ar
     problem = Problem(
         lambda x, y, rows: f(unravel_x(x), unravel_y(y), rows),
         lambda x, y, rows: g(unravel_x(x), unravel_y(y), rows),
+        sets,
     )
     return problem, x, y, unravel_x, unravel_y

@@ -25,6 +25,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
+from fedbilevel.sets import UNCONSTRAINED, Sets
 from fedbilevel.traffic import Totals, floats
 
 
@@ -132,8 +133,8 @@ class RemoteRows(PerClient):
 class RemoteFederation:
     """Clients behind a transport, seen from the server. `init` and `step` mirror `simulate.Simulator`."""
 
-    def __init__(self, transport: Transport, weights: Array, participation: Participation):
-        self.transport, self.weights, self.participation = transport, np.asarray(weights), participation
+    def __init__(self, transport: Transport, weights: Array, participation: Participation, sets: Sets = UNCONSTRAINED):
+        self.transport, self.weights, self.participation, self.sets = transport, np.asarray(weights), participation, sets
         self.forgotten: dict[int, list[int]] = {m: [] for m in range(len(weights))}
         self._slots = 0
 
@@ -165,6 +166,10 @@ class RemoteClients(Clients):
     @property
     def size(self) -> int:
         return self.federation.participation.capacity(len(self.federation.weights))
+
+    @property
+    def sets(self) -> Sets:
+        return self.federation.sets
 
     def draw(self, active: Array | None = None) -> Cohort:
         ids, there = self.federation.participation.draw(self.next_key(), len(self.federation.weights))

@@ -173,10 +173,10 @@ class RunFolder:
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
-            self._finish({"status": "diverged", "reason": str(error)})
+            self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()})
             raise
         self._write_checkpoint(moment, configuration)
-        self._finish({"status": "finished", **moment.row()})
+        self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()})
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

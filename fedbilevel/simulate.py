@@ -17,6 +17,7 @@ from fedbilevel.clients import Clients, Cohort, PerClient
 from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
+from fedbilevel.sets import Sets
 from fedbilevel.traffic import Traffic, floats, product
 
 
@@ -68,6 +69,10 @@ class SimulatedClients(Clients):
     @property
     def size(self) -> int:
         return self._simulator.participation.capacity(self._simulator.population.size)
+
+    @property
+    def sets(self) -> Sets:
+        return self._simulator.population.problem.sets
 
     def draw(self, active: Array | None = None) -> Cohort:
         ids, there = self._simulator.participation.draw(self.next_key(), self._simulator.population.size)

@@ -15,6 +15,7 @@ from fedbilevel.experiment import Experiment, Snapshot, revealed
 from fedbilevel.participation import Everyone, Participation, Uniform
 from fedbilevel.population import Population
 from fedbilevel.problem import Loss, Tree, from_trees
+from fedbilevel.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.tasks.base import Task
 
 
@@ -42,6 +43,8 @@ def solve(
     clients_per_round: int | None = None,
     participation: Participation | None = None,
     weights: Sequence[float] | None = None,
+    x_set: ConvexSet = EVERYWHERE,
+    y_set: ConvexSet = EVERYWHERE,
     seed: int = 0,
     every: int = 10,
     metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
@@ -61,6 +64,8 @@ def solve(
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone if neither.
         weights: of the clients, in any scale; equal unless given.
+        x_set, y_set: a `Box`, `Ball` or `Simplex` that all entries of x (y) together must stay in; only for an algorithm
+            that projects, such as `MeFBO`.
         seed: of all randomness.
         every: rounds between two rows of the history.
         metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
@@ -76,7 +81,7 @@ def solve(
         raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {algorithm!r}")
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
-    problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0)
+    problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, Sets(x_set, y_set))
     population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
     local = type(algorithm).lower_level == "local"
     trees = jax.vmap(y_tree) if local else y_tree

@@ -24,7 +24,7 @@ def deployed(algorithm, population, participation):
     """The population behind a loopback transport, and its clients' runtimes."""
     weights = np.asarray(population.weights) * population.size
     runtimes = {m: ClientRuntime(algorithm, own_part(population, m), m, weights[m]) for m in range(population.size)}
-    return RemoteFederation(Loopback(runtimes), population.weights, participation), runtimes
+    return RemoteFederation(Loopback(runtimes), population.weights, participation, population.problem.sets), runtimes
 
 
 def add(a, b):

@@ -112,6 +112,17 @@ def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
     assert code == 0 and "fedavg" in out and (tmp_path / "both.png").exists()
 
 
+def test_a_method_outside_its_assumptions_is_named_once_in_the_output_and_in_its_result(run, tmp_path):
+    code, out, err = run("run", "valley", "simfbo", "mefbo", "fedavg", "--rounds", "20", "--out", "here")
+    assert code == 0, err
+    (note,) = [line for line in out.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: SimFBO assumes a lower level that is strongly convex in y")
+    caveats = {
+        n: json.loads((tmp_path / "here" / n / "result.json").read_text())["caveats"] for n in ("simfbo", "mefbo", "fedavg")
+    }
+    assert caveats == {"simfbo": [note.removeprefix("note: ")], "mefbo": [], "fedavg": []}
+
+
 def test_diverged_runs_do_not_stop_the_others_and_give_exit_code_1(run):
     code, out, err = run("run", "quadratic", "simfbo", "fedavg", *SMALL, "--set", "gamma_y=1e30", "--out", "here")
     assert code == 1 and "SimFBO diverged at round" in err and "Traceback" not in err

@@ -30,11 +30,12 @@ def finite_differences(h, at, step=1e-5):
     return jnp.stack([(h(at + step * e) - h(at - step * e)) / (2 * step) for e in jnp.eye(len(at))])
 
 
-def test_five_derivatives_against_finite_differences():
+def test_six_derivatives_against_finite_differences():
     p = PROBLEM
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8)  # noqa: E731
     close(p.fx(X, Y, BATCH), finite_differences(lambda x: f(x, Y, BATCH.upper), X))
     close(p.fy(X, Y, BATCH), finite_differences(lambda y: f(X, y, BATCH.upper), Y))
+    close(p.gx(X, Y, BATCH), finite_differences(lambda x: g(x, Y, BATCH.lower), X))
     close(p.gy(X, Y, BATCH), finite_differences(lambda y: g(X, y, BATCH.lower), Y))
     close(p.gyy(X, Y, BATCH, V), finite_differences(lambda y: p.gy(X, y, BATCH), Y).T @ V)
     close(p.gxy(X, Y, BATCH, V), finite_differences(lambda x: p.gy(x, Y, BATCH), X) @ V)

@@ -9,6 +9,7 @@ HUANG = "Huang, Zhang and Ji, ICML 2023"
 XIAO = "Xiao and Ji, ICML 2023"
 YANG = "Yang, Xiao and Ji, NeurIPS 2023"
 TARZANAGH = "Tarzanagh et al., ICML 2022"
+MEFBO = "anonymous, submitted to ICLR 2025"
 
 
 def _entry(module: str, cls: str, summary: str, paper: str, **preset: Any) -> Entry:
@@ -24,6 +25,7 @@ ALGORITHMS = {
     "distbio": _entry("fedbio_local", "FedBiOLocal", "FedBiO-Local without local steps", LI, local_steps=1),
     "fedmbo": _entry("fedmbo", "FedMBO", "minibatch SGD on y, parallel Neumann chains (PHE)", HUANG, local_upper=False),
     "fbo-aggitd": _entry("fbo_aggitd", "FBOAggITD", "y and the hypergradient in one loop of rounds", XIAO),
+    "mefbo": _entry("mefbo", "MeFBO", "first order only; the lower level may be non-convex", MEFBO),
     "fednest": _entry(
         "fedmbo",
         "FedMBO",

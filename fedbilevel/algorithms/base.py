@@ -21,6 +21,8 @@ class Algorithm(abc.ABC):
 
     lower_level: ClassVar[LowerLevel] = "global"  # whose problem y solves: all clients', or each its own
     rounds_to_start: ClassVar[int] = 0  # communication rounds of `init`
+    constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
+    needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
 
     def __post_init__(self) -> None:
         check_all(self)

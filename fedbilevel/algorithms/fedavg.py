@@ -8,7 +8,7 @@ Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from jax import Array
 
@@ -21,6 +21,8 @@ from fedbilevel.settings import count, step_size
 @algorithm
 class FedAvg(Algorithm):
     """Local SGD on the lower loss; x stays as it is."""
+
+    needs_strong_convexity: ClassVar[bool] = False
 
     gamma: float = step_size(0.1, "γ, step on y")
     local_steps: int = count(5, "I, local steps between two averagings")

@@ -13,5 +13,6 @@ TASKS = {
             "Li et al., NeurIPS 2023, 5.1",
         ),
         ("quadratic", "quadratic", "Quadratic", "heterogeneous quadratics with a known solution", "closed form"),
+        ("valley", "valley", "Valley", "a lower level that is not convex, with a known solution", "closed form"),
     ]
 }

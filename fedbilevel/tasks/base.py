@@ -19,6 +19,7 @@ class Task:
     """A federated bilevel problem that an experiment can run.
 
     `metrics(x, y)` gives named numbers and is compiled; `y` has a row per client if the lower level is local.
+    `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
     """
 
     population: Population
@@ -26,6 +27,7 @@ class Task:
     y: Array
     metrics: Metrics
     lower_level: LowerLevel = "global"
+    strongly_convex: bool = True
 
 
 class TaskSettings(Protocol):

@@ -67,6 +67,9 @@ class DataCleaning:
         "fedbio": dict(eta=50, gamma=0.5, tau=0.03, radius=10),
         "simfbo": dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10),
         "fedmbo": dict(alpha=300, beta=0.5, smoothness=5, lower_rounds=3, neumann_terms=5),
+        "mefbo": dict(
+            eta_x=3000, eta_y=0.05, eta_theta=0.05, lambda_x=3000, lambda_y=0.05, lambda_theta=0.05, penalty=100, growth=0.01
+        ),
         "fedavg": dict(gamma=0.3),
     }
 
@@ -133,7 +136,7 @@ class DataCleaning:
                 "roc_auc": roc_auc(x, ~corrupted),
             }
 
-        return Task(population, x0, y0, metrics)
+        return Task(population, x0, y0, metrics, strongly_convex=False)
 
     def _split(self, source: datasets.Images, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the clean samples, client by client, and of the training samples."""

@@ -58,6 +58,12 @@ def g(x: Array, y: Array, rows: LowerRows) -> Array:
 PROBLEM = Problem(f, g)
 
 
+def noisy_rows(center: np.ndarray, noise: float, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows about a center that average to it exactly."""
+    e = rng.standard_normal((count, *center.shape))
+    return np.asarray(center + noise * (e - e.mean(0)), dtype=jnp.result_type(float))
+
+
 @dataclass(frozen=True)
 class Coefficients:
     """Every client's matrices and vectors, a row per client, and the clients' weights."""
@@ -142,8 +148,7 @@ class Quadratic:
         rng, count = np.random.default_rng([self.data_seed, 1]), self.rows if self.noise else 1
 
         def rows(center: np.ndarray) -> np.ndarray:
-            e = rng.standard_normal((count, *center.shape))
-            return np.asarray(center + self.noise * (e - e.mean(0)), dtype=jnp.result_type(float))
+            return noisy_rows(center, self.noise, count, rng)
 
         def repeated(matrix: np.ndarray) -> np.ndarray:
             return np.broadcast_to(matrix, (count, *matrix.shape)).astype(jnp.result_type(float))
