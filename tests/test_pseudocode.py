@@ -1,0 +1,500 @@
+"""Every algorithm against a plain numpy recursion written from the papers, over a few outer steps.
+
+Heterogeneous quadratics, all data, several local steps, unequal weights, everyone takes part. A reference yields the
+leaves of the algorithm's state after each outer step, so all of the state is compared: iterates, momenta, residuals, time.
+"""
+
+import dataclasses
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbilevel import population as population_module
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.participation import Everyone
+from fedbilevel.problem import Problem
+from fedbilevel.sets import Box, Sets
+from fedbilevel.simulate import Simulator
+from fedbilevel.tasks.quadratic import RIDGE, Quadratic
+
+TASK = Quadratic(clients=4, hessian_heterogeneity=0.6, condition=4.0)
+WEIGHTS = np.array([0.15, 0.4, 0.1, 0.35])
+BOX = 0.4
+
+
+class Client:
+    """f_m and g_m by their derivatives."""
+
+    def __init__(self, coefficients, m):
+        self.A, self.B, self.b, self.c, self.d = (getattr(coefficients, name)[m] for name in "ABbcd")
+
+    def gx(self, x, y):
+        return -self.B.T @ y
+
+    def gy(self, x, y):
+        return self.A @ y - self.B @ x - self.b
+
+    def gyy(self, x, y, v):
+        return self.A @ v
+
+    def gxy(self, x, y, v):
+        return -self.B.T @ v
+
+    def fx(self, x, y):
+        return RIDGE * (x - self.d)
+
+    def fy(self, x, y):
+        return y - self.c
+
+    def D(self, x, y, u):
+        """(Dx, Dy, Du)"""
+        return [self.fx(x, y) - self.gxy(x, y, u), self.gy(x, y), self.gyy(x, y, u) - self.fy(x, y)]
+
+    def Phi(self, x, y, tau, Q):
+        """FedBiO-Local Eq. (11): Σ_{q=-1}^{Q-1} Π_{j=Q-q}^{Q}, each product multiplied out on its own."""
+        series = np.zeros_like(y)
+        for q in range(-1, Q):
+            product = self.fy(x, y)
+            for _ in range(Q - q, Q + 1):
+                product = product - tau * self.gyy(x, y, product)
+            series += product
+        return self.fx(x, y) - tau * self.gxy(x, y, series)
+
+
+class Federation(list):
+    """The clients and their weights."""
+
+    def __init__(self, task, weights):
+        coefficients = task.coefficients()
+        super().__init__(Client(coefficients, m) for m in range(len(weights)))
+        self.weights = weights
+
+    def mean(self, values):
+        """Σ_m w_m value_m: both kinds of average, when everyone takes part."""
+        return sum(w * v for w, v in zip(self.weights, values, strict=True))
+
+
+def ball(u, r):
+    """P_r"""
+    return u * min(1.0, r / np.linalg.norm(u))
+
+
+# Single-loop methods -------------------------------------------------------------------------------------------------
+
+
+def simfbo(a, F, x, y, keys, active=True):
+    """SimFBO's Algorithm 1; ShroFBO's rescaling by ρ = Σ_i w_i |a_i|_1."""
+    u = np.zeros_like(y)
+    tau = [a.local_steps + m % (a.spread + 1) for m in range(len(F))]
+    rho = F.mean(tau)
+    for _ in keys:
+        sent = []
+        for c, steps in zip(F, tau, strict=True):
+            xi, yi, ui, q = x, y, u, [0, 0, 0]
+            for _ in range(steps):
+                d = c.D(xi, yi, ui)
+                xi, yi, ui = xi - a.eta_x * d[0], yi - a.eta_y * d[1], ui - a.eta_u * d[2]
+                q = [s + v for s, v in zip(q, d, strict=True)]
+            sent.append([v / steps for v in q] if a.rescale else q)
+        qx, qy, qu = ((rho if a.rescale else 1) * F.mean(part) for part in zip(*sent, strict=True))
+        assert (np.linalg.norm(u - a.gamma_u * qu) > a.radius) == active
+        x, y, u = x - a.gamma_x * qx, y - a.gamma_y * qy, ball(u - a.gamma_u * qu, a.radius)
+        yield [x, y, u]
+
+
+def fedbio(a, F, x, y, keys):
+    """FedBiO's Algorithm 2, Eq. (6)."""
+    z, t, clipped = [[x, y, np.zeros_like(y)] for _ in F], 0, 0
+    for _ in keys:
+        while True:
+            t += 1
+            for m, c in enumerate(F):
+                (x, y, u), (nu, omega, p) = z[m], c.D(*z[m])
+                clipped += np.linalg.norm(u - a.tau * p) > a.radius
+                z[m] = [x - a.eta * nu, y - a.gamma * omega, ball(u - a.tau * p, a.radius)]
+            if t % a.local_steps == 0:
+                z = [[F.mean(part) for part in zip(*z, strict=True)] for _ in F]
+                break
+        assert clipped
+        yield z[0]
+
+
+def storm(a, F, z, rounds, D, move, forget, averaged, refreshed=lambda d: None):
+    """FedBiOAcc's Algorithm 1, iteration by iteration: line 4, Eq. (8); lines 5-8; Eq. (7); lines 10-14.
+
+    Line 2 leaves the first momenta on the clients; the proof of Lemma C.10 has them equal (D at t_0 is 0), as after any
+    averaging. So here `averaged` parts start averaged.
+    """
+
+    def average(rows):
+        parts = list(zip(*rows, strict=True))
+        return [[F.mean(p) if shared else p[m] for p, shared in zip(parts, averaged, strict=True)] for m in range(len(F))]
+
+    z = [list(z) for _ in F]
+    d = average([D(c, *zm) for c, zm in zip(F, z, strict=True)])
+    refreshed(d[0])
+    for t in range(1, rounds * a.local_steps + 1):
+        alpha_t = a.delta / (a.offset + t) ** (1 / 3)
+        new = [move(zm, dm, alpha_t) for zm, dm in zip(z, d, strict=True)]
+        if t % a.local_steps == 0:
+            new = average(new)
+        for m, c in enumerate(F):
+            at_new, at_old = D(c, *new[m]), D(c, *z[m])
+            d[m] = [n + (1 - k * alpha_t**2) * (v - o) for n, k, v, o in zip(at_new, forget, d[m], at_old, strict=True)]
+        z = new
+        if t % a.local_steps == 0:
+            d = average(d)
+            refreshed(d[0])
+            yield z, d, t + 1
+
+
+def fedbioacc(a, F, x, y, keys):
+    """FedBiOAcc's Algorithm 1, Eq. (7)-(8)."""
+    clipped = []
+
+    def move(z, d, alpha):
+        (x, y, u), (nu, omega, q) = z, d
+        clipped.append(np.linalg.norm(u - a.tau * alpha * q) > a.radius)
+        return [x - a.eta * alpha * nu, y - a.gamma * alpha * omega, ball(u - a.tau * alpha * q, a.radius)]
+
+    forget = a.c_nu, a.c_omega, a.c_u
+    for z, d, t in storm(a, F, (x, y, np.zeros_like(y)), len(keys), Client.D, move, forget, (True, True, True)):
+        assert any(clipped)
+        yield [*z[0], *d[0], t]
+
+
+def local_direction(a):
+    return lambda c, x, y: [c.Phi(x, y, a.tau, a.neumann_order), c.gy(x, y)]
+
+
+def fedbio_local(a, F, x, y, keys):
+    """FedBiO-Local's Algorithm 3: x is averaged when I divides t, y_m never."""
+    xs, ys, t = [x for _ in F], [y for _ in F], 0
+    for _ in range(len(keys) * a.local_steps):
+        t += 1
+        nu = [c.Phi(xm, ym, a.tau, a.neumann_order) for c, xm, ym in zip(F, xs, ys, strict=True)]
+        ys = [ym - a.gamma * c.gy(xm, ym) for c, xm, ym in zip(F, xs, ys, strict=True)]
+        xs = [xm - a.eta * v for xm, v in zip(xs, nu, strict=True)]
+        if t % a.local_steps == 0:
+            xs = [F.mean(xs) for _ in F]
+            yield [xs[0], np.stack(ys)]
+
+
+def fedbioacc_local(a, F, x, y, keys):
+    """FedBiOAcc-Local's Algorithm 4: x and ν are averaged, y_m and ω_m never."""
+
+    def move(z, d, alpha):
+        return [z[0] - a.eta * alpha * d[0], z[1] - a.gamma * alpha * d[1]]
+
+    for z, d, t in storm(a, F, (x, y), len(keys), local_direction(a), move, (a.c_nu, a.c_omega), (True, False)):
+        yield [z[0][0], d[0][0], np.stack([zm[1] for zm in z]), np.stack([dm[1] for dm in d]), t]
+
+
+def local_bsgvr(a, F, x, y, keys):
+    """Local-BSGVR; AdaFBiO has A = diag(√a + ρ) and B = b + ρ, refreshed from the averaged momenta."""
+    s = SimpleNamespace(a=np.zeros_like(x), b=0.0)
+
+    def refreshed(d):
+        s.a = a.memory * s.a + (1 - a.memory) * d[0] ** 2
+        s.b = a.memory * s.b + (1 - a.memory) * np.linalg.norm(d[1])
+
+    def move(z, d, alpha):
+        A, B = (np.sqrt(s.a) + a.floor, s.b + a.floor) if a.adaptive else (1, 1)
+        return [z[0] - a.eta * alpha * d[0] / A, z[1] - a.gamma * alpha * d[1] / B]
+
+    D, forget = local_direction(a), (a.c_nu, a.c_omega)
+    for z, d, t in storm(a, F, (x, y), len(keys), D, move, forget, (True, True), refreshed):
+        yield [*z[0], *d[0], *((s.a, s.b) if a.adaptive else ()), t]
+
+
+def mefbo(a, F, x, y, keys):
+    """MeFBO's Algorithm 1, Eq. (8)-(12); steps of Theorem C.1 where decreasing."""
+    x, y = np.clip(x, -BOX, BOX), np.clip(y, -BOX, BOX)
+    theta, gamma = y, a.proximal
+    for t in range(len(keys)):
+        c_t, decreasing = a.penalty * (t + 1) ** a.growth, a.schedule == "decreasing"
+        eta, lam = ((t + 1) ** -0.25, (t + 1) ** -a.decay) if decreasing else (1, 1)
+        sent = []
+        for c in F:
+            xi, yi, ti, h = x, y, theta, []
+            for _ in range(a.local_steps):
+                h_theta = c.gy(xi, ti) + (ti - yi) / gamma
+                h_y = c.fy(xi, yi) / c_t + c.gy(xi, yi) - (yi - ti) / gamma
+                h_x = c.fx(xi, yi) / c_t + c.gx(xi, yi) - c.gx(xi, ti)
+                h.append([h_x, h_y, h_theta])
+                xi, yi, ti = xi - eta * a.eta_x * h_x, yi - eta * a.eta_y * h_y, ti - eta * a.eta_theta * h_theta
+            sent.append([sum(part) / a.local_steps for part in zip(*h, strict=True)])
+        hx, hy, htheta = (F.mean(part) for part in zip(*sent, strict=True))
+        x, y, theta = x - lam * a.lambda_x * hx, y - lam * a.lambda_y * hy, theta - lam * a.lambda_theta * htheta
+        assert all(np.any(np.abs(v) > BOX) and np.any(np.abs(v) < BOX) for v in (x, y, theta))
+        x, y, theta = (np.clip(v, -BOX, BOX) for v in (x, y, theta))
+        yield [x, y, theta, t + 1]
+
+
+def fedavg(a, F, x, y, keys):
+    """Local SGD on y; x stays."""
+    for _ in keys:
+        y = one_round_lower(F, x, y, a.gamma, a.local_steps, "fedavg")
+        yield [x, y]
+
+
+# Double-loop methods -------------------------------------------------------------------------------------------------
+
+
+def one_round_lower(F, x, y, beta, tau, solver, q=None):
+    """FedMBO's lines 5-11 (sgd), local SGD (fedavg), FBO-AggITD's Algorithm 2 = FedNest's FedInn (fedsvrg)."""
+    q = F.mean([c.gy(x, y) for c in F]) if q is None else q
+    if solver == "sgd":
+        return y - beta * q
+    last = []
+    for c in F:
+        yi = y
+        for _ in range(tau):
+            yi = yi - beta * (c.gy(x, yi) - (c.gy(x, y) - q if solver == "fedsvrg" else 0))
+        last.append(yi)
+    return F.mean(last)
+
+
+def lower(a, F, x, y):
+    """T rounds."""
+    for _ in range(a.lower_rounds):
+        y = one_round_lower(F, x, y, a.beta, a.local_steps, a.lower_solver)
+    return y
+
+
+def one_round_upper(F, x, y, h, alpha, tau):
+    """FBO-AggITD's Algorithm 4, FedNest's FedOut."""
+    last = []
+    for c in F:
+        xi = x
+        for _ in range(tau):
+            xi = xi - alpha * (h - c.fx(x, y) + c.fx(xi, y))
+        last.append(xi)
+    return F.mean(last)
+
+
+def ihgp(a, F, x, y, N_):
+    """FedMBO's paper, below Eq. (5): FedNest's p_{N'} and the mean of the h_i."""
+    p = a.neumann_terms / a.smoothness * F.mean([c.fy(x, y) for c in F])
+    for _ in range(N_):
+        p = F.mean([p - c.gyy(x, y, p) / a.smoothness for c in F])
+    return F.mean([c.fx(x, y) - c.gxy(x, y, p) for c in F])
+
+
+def phe(a, F, x, y, N_i):
+    """FedMBO's Algorithm 2, line 4 as in Eq. (6), for one chain at one client."""
+    (c,) = F
+    d, p = c.fx(x, y), a.neumann_terms / a.smoothness * c.fy(x, y)
+    for _ in range(N_i):
+        p = p - c.gyy(x, y, p) / a.smoothness
+    return d - c.gxy(x, y, p)
+
+
+def fedmbo(a, F, x, y, keys):
+    """FedMBO's Algorithm 1; FedNest with IHGP and FedOut."""
+    for key in keys:
+        (length,) = a.lengths(key, 1)
+        y = lower(a, F, x, y)
+        h = (phe if a.estimator == "phe" else ihgp)(a, F, x, y, int(length))
+        x = one_round_upper(F, x, y, h, a.alpha, a.local_steps) if a.local_upper else x - a.alpha * h
+        yield [x, y]
+
+
+def fbo_aggitd(a, F, x, y, keys):
+    """FBO-AggITD's Algorithms 1-4, with λ in line 6 and the last z in line 15."""
+    N, seen = a.lower_rounds, set()
+    for key in keys:
+        Q = int(jax.random.randint(key, (), 0, N + 1))
+        seen.add(Q)
+        for t in range(N + 1):
+            q = F.mean([c.gy(x, y) for c in F])
+            if t == Q:
+                z = F.mean([c.fy(x, y) for c in F])
+            if t > Q:
+                z = F.mean([z - a.neumann_step * c.gyy(x, y, z) for c in F])
+            if t < N:
+                y = one_round_lower(F, x, y, a.beta, a.local_steps, a.lower_solver, q)
+        p = a.neumann_step * (N + 1) * z
+        h = F.mean([c.fx(x, y) - c.gxy(x, y, p) for c in F])
+        x = one_round_upper(F, x, y, h, a.alpha, a.local_steps)
+        yield [x, y]
+    assert {0, N} < seen, seen
+
+
+def lfednest(a, F, x, y, keys):
+    """Light-FedNest: τ local steps on x along Φ_m(x_m, y), with N terms and steps 1/ℓ in the Neumann series."""
+    for _ in keys:
+        y, last = lower(a, F, x, y), []
+        for c in F:
+            xi = x
+            for _ in range(a.local_steps):
+                xi = xi - a.alpha * c.Phi(xi, y, 1 / a.smoothness, a.neumann_terms - 1)
+            last.append(xi)
+        x = F.mean(last)
+        yield [x, y]
+
+
+def commfedbio(a, F, x, y, keys):
+    """CommFedBiO: rounds on H u = ∇_y f with the top-k entries of e_m + gradient; the rest is fed back."""
+    u, e = np.zeros_like(y), [np.zeros_like(y) for _ in F]
+    for _ in keys:
+        y = lower(a, F, x, y)
+        for _ in range(a.system_rounds):
+            wanted = [em + c.gyy(x, y, u) - c.fy(x, y) for c, em in zip(F, e, strict=True)]
+            sent = []
+            for v in wanted:
+                largest = np.argsort(-np.abs(v))[: len(v) // a.one_in]
+                sent.append(np.where(np.isin(np.arange(len(v)), largest), v, 0))
+            e = [v - C for v, C in zip(wanted, sent, strict=True)]
+            u = u - a.tau * F.mean(sent)
+        x = x - a.alpha * F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
+        yield [x, y, u, np.stack(e)]
+
+
+# The comparison ------------------------------------------------------------------------------------------------------
+
+SIMFBO = dict(local_steps=3, eta_x=0.05, eta_y=0.3, eta_u=0.4, gamma_x=0.07, gamma_y=0.25, gamma_u=0.35, radius=0.5)
+LOCAL = dict(local_steps=3, eta=0.1, gamma=0.3, tau=0.4, neumann_order=3)
+STORM = LOCAL | dict(eta=0.2, gamma=0.7, delta=0.9, offset=2.0, c_nu=0.5, c_omega=1.2)
+FEDBIOACC = dict(local_steps=3, eta=0.2, gamma=0.7, tau=0.6, delta=0.9, offset=2.0, c_nu=0.5, c_omega=1.2, c_u=0.8, radius=0.5)
+DOUBLE = dict(alpha=0.2, beta=0.3, lower_rounds=3, local_steps=2)
+NEUMANN = DOUBLE | dict(smoothness=1.5, neumann_terms=5)
+MEFBO = dict(
+    **dict(local_steps=3, eta_x=0.5, eta_y=0.3, eta_theta=0.2, lambda_x=0.7, lambda_y=0.4, lambda_theta=0.5),
+    **dict(penalty=1.5, growth=0.2, proximal=0.6, decay=0.55),
+)
+COMM = DOUBLE | dict(tau=0.3, system_rounds=3, lower_solver="fedavg")
+
+CASES = [
+    ("simfbo", SIMFBO, simfbo),
+    ("simfbo", SIMFBO | dict(spread=2), simfbo),
+    ("shrofbo", SIMFBO | dict(spread=2), simfbo),
+    ("fedbio", dict(local_steps=3, eta=0.1, gamma=0.3, tau=0.4, radius=0.5), fedbio),
+    ("fedbioacc", FEDBIOACC, fedbioacc),
+    ("fedbio-local", LOCAL, fedbio_local),
+    ("fedbio-local", LOCAL | dict(neumann_order=0), fedbio_local),
+    ("fedbioacc-local", STORM, fedbioacc_local),
+    ("distbio", LOCAL | dict(local_steps=1), fedbio_local),
+    ("distbioacc", STORM | dict(local_steps=1), fedbioacc_local),
+    ("local-bsgvr", STORM, local_bsgvr),
+    ("adafbio", STORM | dict(memory=0.7, floor=0.3), local_bsgvr),
+    ("fednest", NEUMANN, fedmbo),
+    *(("fedmbo", NEUMANN | dict(estimator="ihgp", lower_solver=solver), fedmbo) for solver in ("sgd", "fedavg", "fedsvrg")),
+    ("fedmbo", NEUMANN | dict(estimator="phe"), fedmbo),
+    *(("fbo-aggitd", DOUBLE | dict(neumann_step=0.4, lower_solver=solver), fbo_aggitd) for solver in ("fedsvrg", "fedavg")),
+    *(("lfednest", NEUMANN | dict(lower_solver=solver), lfednest) for solver in ("sgd", "fedavg", "fedsvrg")),
+    *(("commfedbio", COMM | dict(one_in=one_in), commfedbio) for one_in in (1, 4)),
+    *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
+    ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
+]
+
+
+def start():
+    rng = np.random.default_rng(7)
+    return rng.standard_normal(TASK.x_dimension), rng.standard_normal(TASK.y_dimension)
+
+
+def name_of(case):
+    told_apart = ("estimator", "lower_solver", "schedule", "one_in", "spread", "neumann_order")
+    return "-".join([case[0], *(str(case[1][k]) for k in told_apart if k in case[1])])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_algorithm_follows_its_pseudocode(case):
+    name, settings, reference = case
+    algorithm = ALGORITHMS[name].configure(name, settings)
+    alone = settings.get("estimator") == "phe"  # all chains of PHE visit the one client
+    task, weights = (dataclasses.replace(TASK, clients=1), np.ones(1)) if alone else (TASK, WEIGHTS)
+    population = dataclasses.replace(task.build().population, weights=jnp.asarray(weights))
+    if name == "mefbo":
+        boxes = Sets(Box(-BOX, BOX), Box(-BOX, BOX))
+        population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))
+    simulator = Simulator(population, Everyone())
+    x, y = start()
+    keys = jax.random.split(jax.random.key(3), 10 if reference in (fbo_aggitd, fedmbo) else 4)
+
+    state, _ = jax.jit(simulator.init)(algorithm, jnp.asarray(x), jnp.asarray(y), jax.random.key(2))
+    step = jax.jit(simulator.step)
+    wanted = list(reference(algorithm, Federation(task, weights), x, y, [jax.random.split(key)[0] for key in keys]))
+    assert len(wanted) == len(keys)
+    for k, (key, leaves) in enumerate(zip(keys, wanted, strict=True)):
+        state, _ = step(algorithm, state, key)
+        given = jax.tree.leaves(state)
+        assert len(given) == len(leaves)
+        for j, (got, want) in enumerate(zip(given, leaves, strict=True)):
+            error = np.linalg.norm(np.asarray(got) - want) / max(np.linalg.norm(want), 1e-6)
+            assert error < 1e-9, f"step {k}, leaf {j}: relative error {error:.2g}"
+
+
+# Minibatches ---------------------------------------------------------------------------------------------------------
+
+NOISY = dataclasses.replace(TASK, noise=0.5, batch_size=2)
+
+
+@pytest.fixture
+def uses(monkeypatch):
+    """The derivatives that were taken: (name, index k of the minibatch, its rows of f, its rows of g)."""
+    drawn, uses, draw = [], [], population_module.Client._draw
+
+    def spy(self, batches, k, times):
+        out = draw(self, batches, k, times)
+        drawn.extend((batch, (k if isinstance(k, int) else int(k), i)) for i, batch in enumerate(out))
+        return out
+
+    def derivative(name):
+        taken = getattr(Problem, name)
+
+        def of(self, x, y, batch, *v):
+            if not isinstance(x, jax.core.Tracer):  # the ∇_y g inside a second derivative is no use of its own
+                index = next(index for known, index in drawn if known is batch)
+                uses.append((name, index, len(batch.upper.c), len(batch.lower.b)))
+            return taken(self, x, y, batch, *v)
+
+        return of
+
+    monkeypatch.setattr(population_module.Client, "_draw", spy)
+    for name in ("fx", "fy", "gx", "gy", "gyy", "gxy"):
+        monkeypatch.setattr(Problem, name, derivative(name))
+    with jax.disable_jit():
+        yield uses
+
+
+def a_client():
+    return NOISY.build().population.client(1, jax.random.key(5))
+
+
+def test_first_momentum_has_a_batch_local_steps_as_large(uses):
+    algorithm = ALGORITHMS["fedbioacc"].configure("fedbioacc", FEDBIOACC)
+    z = algorithm.start(*map(jnp.asarray, start()))
+    d = algorithm.begin(a_client(), z)
+    assert {use[2:] for use in uses} == {(3 * 2, 3 * 2)}
+    assert sorted((name, i) for name, (_, i), *_ in uses) == [("fx", 3), ("fy", 4), ("gxy", 1), ("gy", 0), ("gyy", 2)]
+    uses.clear()
+    algorithm.iterate(a_client(), z, d, (), jnp.int32(1))
+    assert {use[2:] for use in uses} == {(2, 2)}
+    for k in range(2):  # STORM: the same five minibatches at the new and the old point, others in every iteration
+        indices = [(name, i) for name, (at, i), *_ in uses if at == k]
+        assert sorted(indices) == sorted(2 * [("fx", 3), ("fy", 4), ("gxy", 1), ("gy", 0), ("gyy", 2)])
+    assert {at for _, (at, _), *_ in uses} == {0, 1}
+
+
+def test_a_local_step_of_fedbio_local_has_a_minibatch_for_each_derivative(uses):
+    algorithm = ALGORITHMS["fedbio-local"].configure("fedbio-local", LOCAL)
+    algorithm.descend(a_client(), *map(jnp.asarray, start()))
+    names = sorted(name for name, *_ in uses)
+    assert names == sorted(3 * (["gy", "fy", "fx", "gxy"] + 3 * ["gyy"]))
+    # Eq. (11) has one ξ_f for both derivatives of f and one ξ_g; f and g never share rows, so fx and gxy may share an index
+    indices = [index for name, index, *_ in uses if name != "fx"]
+    assert len(set(indices)) == len(indices)
+    of_f = [index for name, index, *_ in uses if name in ("fx", "fy")]
+    assert len(set(of_f)) == len(of_f)
+
+
+def test_phe_starts_with_independent_minibatches_for_both_derivatives_of_f(uses):
+    algorithm = ALGORITHMS["fedmbo"].configure("fedmbo", NEUMANN)
+    algorithm.begin(a_client(), *map(jnp.asarray, start()))
+    (first, k, *_), (second, other, *_) = uses
+    assert {first, second} == {"fx", "fy"} and k != other
