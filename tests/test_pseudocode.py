@@ -22,7 +22,7 @@ from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
 TASK = Quadratic(clients=4, hessian_heterogeneity=0.6, condition=4.0)
 WEIGHTS = np.array([0.15, 0.4, 0.1, 0.35])
-BOX = 0.4
+X_BOX, Y_BOX = 0.2, 0.25
 
 
 class Client:
@@ -85,7 +85,7 @@ def ball(u, r):
 # Single-loop methods -------------------------------------------------------------------------------------------------
 
 
-def simfbo(a, F, x, y, keys, active=True):
+def simfbo(a, F, x, y, keys):
     """SimFBO's Algorithm 1; ShroFBO's rescaling by ρ = Σ_i w_i |a_i|_1."""
     u = np.zeros_like(y)
     tau = [a.local_steps + m % (a.spread + 1) for m in range(len(F))]
@@ -100,7 +100,7 @@ def simfbo(a, F, x, y, keys, active=True):
                 q = [s + v for s, v in zip(q, d, strict=True)]
             sent.append([v / steps for v in q] if a.rescale else q)
         qx, qy, qu = ((rho if a.rescale else 1) * F.mean(part) for part in zip(*sent, strict=True))
-        assert (np.linalg.norm(u - a.gamma_u * qu) > a.radius) == active
+        assert np.linalg.norm(u - a.gamma_u * qu) > a.radius
         x, y, u = x - a.gamma_x * qx, y - a.gamma_y * qy, ball(u - a.gamma_u * qu, a.radius)
         yield [x, y, u]
 
@@ -172,9 +172,8 @@ def local_direction(a):
 
 def fedbio_local(a, F, x, y, keys):
     """FedBiO-Local's Algorithm 3: x is averaged when I divides t, y_m never."""
-    xs, ys, t = [x for _ in F], [y for _ in F], 0
-    for _ in range(len(keys) * a.local_steps):
-        t += 1
+    xs, ys = [x for _ in F], [y for _ in F]
+    for t in range(1, len(keys) * a.local_steps + 1):
         nu = [c.Phi(xm, ym, a.tau, a.neumann_order) for c, xm, ym in zip(F, xs, ys, strict=True)]
         ys = [ym - a.gamma * c.gy(xm, ym) for c, xm, ym in zip(F, xs, ys, strict=True)]
         xs = [xm - a.eta * v for xm, v in zip(xs, nu, strict=True)]
@@ -212,7 +211,7 @@ def local_bsgvr(a, F, x, y, keys):
 
 def mefbo(a, F, x, y, keys):
     """MeFBO's Algorithm 1, Eq. (8)-(12); steps of Theorem C.1 where decreasing."""
-    x, y = np.clip(x, -BOX, BOX), np.clip(y, -BOX, BOX)
+    x, y = np.clip(x, -X_BOX, X_BOX), np.clip(y, -Y_BOX, Y_BOX)
     theta, gamma = y, a.proximal
     for t in range(len(keys)):
         c_t, decreasing = a.penalty * (t + 1) ** a.growth, a.schedule == "decreasing"
@@ -229,8 +228,8 @@ def mefbo(a, F, x, y, keys):
             sent.append([sum(part) / a.local_steps for part in zip(*h, strict=True)])
         hx, hy, htheta = (F.mean(part) for part in zip(*sent, strict=True))
         x, y, theta = x - lam * a.lambda_x * hx, y - lam * a.lambda_y * hy, theta - lam * a.lambda_theta * htheta
-        assert all(np.any(np.abs(v) > BOX) and np.any(np.abs(v) < BOX) for v in (x, y, theta))
-        x, y, theta = (np.clip(v, -BOX, BOX) for v in (x, y, theta))
+        assert all(0 < np.sum(np.abs(v) > b) < len(v) for v, b in ((x, X_BOX), (y, Y_BOX), (theta, Y_BOX)))
+        x, y, theta = np.clip(x, -X_BOX, X_BOX), np.clip(y, -Y_BOX, Y_BOX), np.clip(theta, -Y_BOX, Y_BOX)
         yield [x, y, theta, t + 1]
 
 
@@ -351,7 +350,7 @@ def commfedbio(a, F, x, y, keys):
             e = [v - C for v, C in zip(wanted, sent, strict=True)]
             u = u - a.tau * F.mean(sent)
         x = x - a.alpha * F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
-        yield [x, y, u, np.stack(e)]
+        yield [x, y, u, len(F) * F.weights[:, None] * np.stack(e)]  # the package weighs before it compresses: M w_m e_m
 
 
 # The comparison ------------------------------------------------------------------------------------------------------
@@ -410,7 +409,7 @@ def test_algorithm_follows_its_pseudocode(case):
     task, weights = (dataclasses.replace(TASK, clients=1), np.ones(1)) if alone else (TASK, WEIGHTS)
     population = dataclasses.replace(task.build().population, weights=jnp.asarray(weights))
     if name == "mefbo":
-        boxes = Sets(Box(-BOX, BOX), Box(-BOX, BOX))
+        boxes = Sets(Box(-X_BOX, X_BOX), Box(-Y_BOX, Y_BOX))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))
     simulator = Simulator(population, Everyone())
     x, y = start()
