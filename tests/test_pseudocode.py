@@ -125,7 +125,7 @@ def fedbio(a, F, x, y, keys):
 def storm(a, F, z, rounds, D, move, forget, averaged, refreshed=lambda d: None):
     """FedBiOAcc's Algorithm 1, iteration by iteration: line 4, Eq. (8); lines 5-8; Eq. (7); lines 10-14.
 
-    Line 2 leaves the first momenta on the clients; the proof of Lemma C.10 has them equal (D at t_0 is 0), as after any
+    Line 2 leaves the first momenta on the clients; the proof of Lemma C.11 has them equal (D at t_0 is 0), as after any
     averaging. So here `averaged` parts start averaged.
     """
 
