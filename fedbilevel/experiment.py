@@ -110,7 +110,7 @@ class Experiment:
 
     def state_shapes(self) -> Any:
         """Shapes and dtypes of the run's states, without computing one."""
-        return jax.eval_shape(lambda: self._init()[0])
+        return jax.eval_shape(_init, self.simulator, self.algorithm, self.task.x, self.task.y, self._key(0))[0]
 
     def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
         """The moments of the run, the last one at its end; from `start` on if that is given.
@@ -120,7 +120,7 @@ class Experiment:
         evaluate = jax.jit(lambda state: self.task.metrics(state.x, revealed(state.y)))
         began = time.perf_counter()
         if start is None:
-            state, traffic = jax.jit(self._init)()
+            state, traffic = _init(self.simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
             yield self._judged(evaluate, Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began))
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
@@ -152,9 +152,6 @@ class Experiment:
     def _key(self, step: int) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), step)
 
-    def _init(self) -> tuple[Any, Traffic]:
-        return self.simulator.init(self.algorithm, self.task.x, self.task.y, self._key(0))
-
     def _judged(self, evaluate: Any, moment: Snapshot) -> Snapshot:
         metrics: dict[str, float | None] = {}
         for name, value in evaluate(moment.state).items():
@@ -174,6 +171,11 @@ class Experiment:
             f"{type(self.algorithm).__name__} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "
             f"In force: {sizes}. Try steps three to ten times smaller, that of y first, or fewer local steps."
         )
+
+
+@jax.jit
+def _init(simulator: Simulator, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
+    return simulator.init(algorithm, x, y, key)
 
 
 @jax.jit

@@ -99,9 +99,8 @@ class Population:
             raise InputError(f"weights must be {len(lower)} numbers above 0, one per client; given: {weights}")
         if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
             raise InputError(f"batch_size must be a whole number of at least 1, or None for all rows; given: {batch_size}")
-        return cls(
-            problem, Shards.stack(upper, "upper"), Shards.stack(lower, "lower"), jnp.asarray(given / given.sum()), batch_size
-        )
+        lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
+        return cls(problem, upper_rows, lower_rows, jnp.asarray(given / given.sum()), batch_size)
 
     @property
     def size(self) -> int:

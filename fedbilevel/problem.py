@@ -8,6 +8,7 @@ are vectors; `from_trees` turns a user's pytrees into them once, where a problem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.flatten_util import ravel_pytree
 from optax.projections import projection_l2_ball
 
 from fedbilevel.errors import InputError
@@ -136,6 +136,41 @@ class FiveBatches(NamedTuple):
     f2: Batch
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How the arrays of a pytree lie one after another in a vector; equal for equal trees, so that JAX compiles once."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Layout:
+        """The layout of this tree."""
+        return cls(jax.tree.structure(tree), tuple(np.shape(leaf) for leaf in jax.tree.leaves(tree)))
+
+    def vector(self, tree: Tree) -> Array:
+        """The tree as a vector."""
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    def tree(self, vector: Array) -> Tree:
+        """The vector as a tree."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        parts = jnp.split(vector, ends[:-1])
+        return jax.tree.unflatten(self.structure, [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)])
+
+
+@dataclass(frozen=True)
+class OnVectors:
+    """A loss of trees as a loss of vectors."""
+
+    loss: Loss
+    x: Layout
+    y: Layout
+
+    def __call__(self, x: Array, y: Array, rows: Tree) -> Array:
+        return self.loss(self.x.tree(x), self.y.tree(y), rows)
+
+
 def from_trees(
     f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
 ) -> tuple[Problem, Array, Array, Callable, Callable]:
@@ -149,11 +184,6 @@ def from_trees(
                 raise InputError(f"{name} holds {np.asarray(leaf).dtype} numbers, which have no gradient: make them floats")
             if not np.all(np.isfinite(leaf)):
                 raise InputError(f"{name} holds a value that is not finite: start from finite numbers")
-    x, unravel_x = ravel_pytree(x0)
-    y, unravel_y = ravel_pytree(y0)
-    problem = Problem(
-        lambda x, y, rows: f(unravel_x(x), unravel_y(y), rows),
-        lambda x, y, rows: g(unravel_x(x), unravel_y(y), rows),
-        sets,
-    )
-    return problem, x, y, unravel_x, unravel_y
+    x_layout, y_layout = Layout.of(x0), Layout.of(y0)
+    problem = Problem(OnVectors(f, x_layout, y_layout), OnVectors(g, x_layout, y_layout), sets)
+    return problem, x_layout.vector(x0), y_layout.vector(y0), x_layout.tree, y_layout.tree

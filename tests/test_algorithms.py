@@ -274,3 +274,17 @@ def test_the_defaults_make_progress_without_tuning(name):
     rows = [moment.metrics for moment in Experiment(task, algorithm, rounds=1000, every=1000).run() if moment.metrics]
     wanted = "y_error" if name == "fedavg" else "x_error"
     assert rows[-1][wanted] < 0.5 * rows[0][wanted]
+
+
+def test_rounds_per_step_are_the_papers():
+    key, size = jax.random.key(5), 4
+
+    def lengths(algorithm):
+        return int(algorithm.lengths(key, size).max())
+
+    fedmbo = make("fedmbo", lower_rounds=7)
+    assert fedmbo.rounds(key, size) == 7 + lengths(fedmbo) + 2  # T + max N_i + 2
+    fednest = make("fednest", lower_rounds=7)
+    assert fednest.rounds(key, size) == 2 * 7 + lengths(fednest) + 3  # 2N + T + 3
+    assert make("fbo-aggitd", lower_rounds=7).rounds(key, size) == 2 * 7 + 3  # 2N + 3
+    assert make("mefbo").rounds(key, size) == make("simfbo").rounds(key, size) == 1

@@ -77,6 +77,13 @@ def run(monkeypatch, capsys, tmp_path):
             ["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist", "--data", "."],
             "no file train-images-idx3-ubyte[.gz] in ",
         ),
+        (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
+        (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
+        (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
+        (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
+        (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
+        (["run", "quadratic", "simfbo", "--loss-bound", "0"], "the loss bound must be above 0"),
+        (["compare", ".", "--out", "x.xyz"], "must end in .png, .svg or .pdf; given: x.xyz"),
         (["resume", "no/such"], "no/such holds no run"),
         (["compare", "."], ". holds no run"),
         (["nonsense"], "No such command 'nonsense'"),
@@ -127,6 +134,18 @@ def test_diverged_runs_do_not_stop_the_others_and_give_exit_code_1(run):
     code, out, err = run("run", "quadratic", "simfbo", "fedavg", *SMALL, "--set", "gamma_y=1e30", "--out", "here")
     assert code == 1 and "SimFBO diverged at round" in err and "Traceback" not in err
     assert "simfbo (diverged)" in out and re.search(r"fedavg +\S+ +\S+ +60 ", out)
+
+
+def test_a_run_that_diverges_before_its_first_row_leaves_no_traceback(run):
+    code, _, err = run("run", "quadratic", "fedavg", *SMALL, "--loss-bound", "1e-9", "--out", "[/red]")
+    assert code == 1 and "FedAvg diverged at round 0" in err and "Traceback" not in err
+    code, _, err = run("resume", "[/red]")
+    assert code == 1 and "FedAvg diverged at round 0" in err
+
+
+def test_data_without_corruption_can_be_cleaned_too(run):
+    code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "corruption=0", "--rounds", "10", "--out", "[a]")
+    assert code == 0 and re.search(r"fedavg +\S+ +0.5 +10 ", out) and "runs: [a]" in out, err
 
 
 def test_list_is_a_line_each_and_show_explains_every_setting(run):

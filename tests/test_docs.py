@@ -4,10 +4,20 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
+import types
 from pathlib import Path
+
+import jax
+import numpy as np
+from federations import deployed
 
 import fedbilevel
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.participation import Everyone
+from fedbilevel.simulate import Simulator
+from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.traffic import Totals
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -46,3 +56,25 @@ def test_every_public_name_is_documented():
 def test_every_exported_name_is_there():
     for name in (*fedbilevel._MODULES, *(entry.name for entry in ALGORITHMS.values())):
         assert getattr(fedbilevel, name) is not None
+
+
+def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(capsys, monkeypatch):
+    guide = (Path(__file__).parent.parent / "docs" / "new-algorithm.md").read_text()
+    skeleton, use = re.findall(r"```python\n(.*?)```", guide, re.S)
+    assert len([line for line in skeleton.splitlines() if line.strip()]) < 50
+    module = types.ModuleType("my_method")
+    monkeypatch.setitem(sys.modules, "my_method", module)
+    exec(skeleton, vars(module))
+    exec(use, vars(module))
+    assert float(capsys.readouterr().out) < 2.0
+
+    algorithm, task = module.MyMethod(), Quadratic(clients=3, noise=0.1).build()
+    simulator = Simulator(task.population, Everyone())
+    federation, _ = deployed(algorithm, task.population, Everyone())
+    ours, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+    theirs, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    for k in range(3):
+        ours, traffic = jax.jit(simulator.step)(algorithm, ours, jax.random.key(k))
+        theirs, sent = federation.step(algorithm, theirs, jax.random.key(k))
+        assert Totals().plus(traffic) == sent and sent.rounds == algorithm.rounds(None, 3)
+    np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9)

@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedbilevel as fb
-from fedbilevel.estimators import neumann, storm
+from fedbilevel.estimators import Sparse, compressed, corrected_descent, neumann, storm
 from fedbilevel.participation import Uniform
 from fedbilevel.problem import Pair
 from fedbilevel.simulate import SimulatedClients, Simulator
@@ -54,22 +55,121 @@ def test_neumann_tends_to_the_inverse():
     np.testing.assert_allclose(limit, np.linalg.solve(A, np.ones(8)), rtol=1e-9)
 
 
-def test_phe_is_unbiased_for_the_truncated_series_with_unequal_weights():
-    task = Quadratic(clients=5, hessian_heterogeneity=0.8, noise=0.3)
+WEIGHTS = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
+
+
+def federation(clients, size, weights=None, noise=0.3):
+    """A noisy heterogeneous population, `size` of which take part, and its coefficients' weighted averages."""
+    task = Quadratic(clients=clients, hessian_heterogeneity=0.8, noise=noise, condition=4.0)
     population, k = task.build().population, task.coefficients()
-    w = np.array([0.3, 0.25, 0.2, 0.15, 0.1])
-    population = dataclasses.replace(population, weights=jnp.asarray(w))
-    algorithm = fb.FedMBO(neumann_terms=5, smoothness=1.5)
-    simulator = Simulator(population, Uniform(3))
+    weights = np.full(clients, 1 / clients) if weights is None else weights
+    population = dataclasses.replace(population, weights=jnp.asarray(weights))
+    averages = [np.tensordot(weights, a, 1) for a in (k.A, k.B, k.b, k.c, k.d)]
+    return Simulator(population, Uniform(size)), averages
+
+
+def estimates(algorithm, simulator, keys=KEYS):
+    """Independent estimates of the hypergradient at (X, Y)."""
 
     def estimate(key):
         server, clients = jax.random.split(key)
         return algorithm.hypergradient(jnp.asarray(X), jnp.asarray(Y), SimulatedClients(simulator, clients), server)
 
-    estimates = jax.lax.map(estimate, jax.random.split(jax.random.key(0), KEYS), batch_size=500)
-    A, B, c, d = (np.tensordot(w, a, 1) for a in (k.A, k.B, k.c, k.d))
+    return np.asarray(
+        jax.jit(lambda keys: jax.lax.map(estimate, keys, batch_size=500))(jax.random.split(jax.random.key(0), keys))
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weights", "size"), [("phe", WEIGHTS, 3), ("ihgp", WEIGHTS, 5), ("ihgp", None, 3)], ids=str
+)
+def test_estimators_are_unbiased_for_their_truncated_series(estimator, weights, size):
+    """PHE for any weights and cohorts; IHGP, whose means are normalised, for equal weights or when everyone takes part."""
+    simulator, (A, B, _, c, d) = federation(5, size, weights)
+    algorithm = fb.FedMBO(estimator=estimator, neumann_terms=5, smoothness=1.5)
     p = series(A, Y - c, 1 / 1.5, 5)
-    within_standard_error(estimates, RIDGE * (X - d) + B.T @ p)
+    within_standard_error(estimates(algorithm, simulator), RIDGE * (X - d) + B.T @ p)
+
+
+def test_aggitd_is_unbiased_for_its_own_truncated_series():
+    """h̃ = ∇_x f - λ ∇²_xy g Σ_Q Π_{t>Q} (I - λ H) ∇_y f(y^Q) along the rounds on y, here y^{t+1} = y^t - β ∇g(y^t)."""
+    simulator, (A, B, b, c, d) = federation(4, 4, noise=0.0)
+    N, step, beta = 4, 0.7, 0.3
+    algorithm = fb.FBOAggITD(lower_rounds=N, neumann_step=step, beta=beta)
+
+    def estimate(key):
+        clients = SimulatedClients(simulator, key)
+        return algorithm.aggregate(jnp.asarray(X), jnp.asarray(Y), clients, clients.everyone(), jax.random.fold_in(key, 1))[0]
+
+    found = jax.vmap(estimate)(jax.random.split(jax.random.key(0), 4000))
+    y = [Y]
+    for _ in range(N):
+        y.append(y[-1] - beta * (A @ y[-1] - B @ X - b))
+    contraction = np.eye(8) - step * A
+    p = step * sum(np.linalg.matrix_power(contraction, N - Q) @ (y[Q] - c) for Q in range(N + 1))
+    within_standard_error(found, RIDGE * (X - d) + B.T @ p)
+
+
+@pytest.mark.parametrize("estimator", ["phe", "ihgp"])
+def test_the_bias_falls_geometrically_in_the_number_of_terms(estimator):
+    """By at most (1 - μ/ℓ) for each term, as in the papers' propositions."""
+    simulator, (A, B, _, c, d) = federation(4, 4)
+    exact = RIDGE * (X - d) + B.T @ np.linalg.solve(A, Y - c)
+    eigenvalues = np.linalg.eigvalsh(A)
+    biases = {}
+    for terms in (2, 4, 8):
+        algorithm = fb.FedMBO(estimator=estimator, neumann_terms=terms, smoothness=1.0)
+        expected = RIDGE * (X - d) + B.T @ series(A, Y - c, 1.0, terms)
+        found = estimates(algorithm, simulator, 4000)
+        within_standard_error(found, expected, 4.5)
+        biases[terms] = np.linalg.norm(expected - exact)
+    for terms in (2, 4):
+        assert biases[2 * terms] <= (1 - eigenvalues[0]) ** terms * biases[terms] * np.linalg.cond(A)
+        assert biases[2 * terms] < 0.5 * biases[terms]
+
+
+def variances(estimator, sizes, keys):
+    """The variance of the hypergradient estimate for each number of participants, of 64 clients."""
+    result = []
+    for size in sizes:
+        simulator, _ = federation(64, size, noise=0.2)
+        algorithm = fb.FedMBO(estimator=estimator, neumann_terms=5, smoothness=1.5)
+        result.append(estimates(algorithm, simulator, keys).var(0).sum())
+    return result
+
+
+@pytest.mark.slow
+def test_the_variance_of_phe_falls_as_one_over_n_and_that_of_ihgp_does_not():
+    sizes = [2, 4, 8, 16, 32]
+    slopes = {
+        estimator: np.polyfit(np.log(sizes), np.log(variances(estimator, sizes, 6000)), 1)[0] for estimator in ("phe", "ihgp")
+    }
+    assert -1.2 <= slopes["phe"] <= -0.8
+    assert slopes["ihgp"] > -0.5  # the length that all share is random however many take part
+
+
+def test_the_variance_of_phe_falls_by_about_four_from_2_to_8_participants():
+    two, eight = variances("phe", [2, 8], 3000)
+    assert 3 < two / eight < 5.5
+
+
+def test_compression_keeps_what_it_leaves_out():
+    v, residual = jnp.array([1.0, -5.0, 0.5, 2.0]), jnp.array([0.0, 1.0, 3.0, 0.0])
+    sparse, left = compressed(v, residual, 2)
+    assert set(np.asarray(sparse.places)) == {1, 2}
+    np.testing.assert_allclose(sparse.dense(4), [0, -4, 3.5, 0])
+    np.testing.assert_allclose(sparse.dense(4) + left, v + residual)
+    rows = Sparse(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0, 1], [1, 3]]))
+    np.testing.assert_allclose(rows.dense(4), [1, 5, 0, 4])
+
+
+def test_corrected_descent_at_the_start_follows_the_given_direction():
+    A = jnp.diag(jnp.array([1.0, 2.0]))
+    start, direction = jnp.array([1.0, 1.0]), jnp.array([0.5, -0.5])
+    one = corrected_descent(lambda v, k: A @ v, start, direction, 0.1, 1)
+    np.testing.assert_allclose(one, start - 0.1 * direction)
+    two = corrected_descent(lambda v, k: A @ v, start, direction, 0.1, 2)
+    np.testing.assert_allclose(two, one - 0.1 * (A @ (one - start) + direction))
 
 
 def test_the_local_neumann_hypergradient_is_unbiased_for_its_truncated_series():

@@ -226,7 +226,7 @@ def test_solve_takes_trees_unequal_clients_and_own_metrics():
     assert set(found.x) == {"log_ridge"} and found.y["w"].shape == (3,)
     assert found.history[-1]["lower_loss"] < found.history[0]["lower_loss"]
     np.testing.assert_allclose(found.history[-1]["norm"], np.linalg.norm(found.y["w"]))
-    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[4\]"):
+    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[2\]"):
         fb.solve(
             lambda x, y, rows: rows["b"],
             g,
@@ -249,3 +249,100 @@ def test_a_local_solution_has_a_row_per_client():
         steps=40,
     )
     np.testing.assert_allclose(found.y, np.repeat(np.arange(4.0)[:, None], 2, 1), atol=1e-6)
+
+
+def test_solving_again_with_other_step_sizes_compiles_nothing_anew():
+    rows = [np.ones((3, 2)), np.zeros((2, 2))]
+
+    def f(x, y, rows):
+        return jnp.mean(jnp.sum((y["w"] - rows) ** 2, 1)) + x["s"] ** 2
+
+    def go(**steps):
+        return fb.solve(f, f, {"s": jnp.array(1.0)}, {"w": jnp.zeros(2)}, lower=rows, algorithm=fb.SimFBO(**steps), steps=3)
+
+    go()
+    before = experiment_module._advance._cache_size()
+    go(gamma_x=0.03)
+    assert experiment_module._advance._cache_size() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(algorithm="simfbo"), "algorithm must be an instance such as FedBiOAcc"),
+        (dict(algorithm=fb.SimFBO), "algorithm must be an instance such as FedBiOAcc"),
+        (dict(lower=np.ones((2, 3, 2))), "lower must be a list with one entry per client, not ndarray"),
+        (dict(lower=[np.ones((3, 2)), np.ones((3, 4))]), "client 1's rows have another shape"),
+        (dict(weights=["a", "b"]), "weights must be 2 numbers above 0"),
+        (dict(weights=[1.0, 0.0]), "weights must be 2 numbers above 0"),
+        (dict(steps=2.5), "steps must be a whole number"),
+        (dict(steps="5"), "steps must be a whole number"),
+        (dict(seed=1.5), "seed must be a whole number"),
+        (dict(clients_per_round=1.5), "clients per round must be between 1 and"),
+        (dict(clients_per_round=1, participation=Uniform(1)), "not both"),
+        (dict(batch_size=2.5), "batch_size must be a whole number"),
+        (dict(metrics=lambda x, y: {"both": y}), "the metric 'both' must be one number"),
+        (dict(metrics=lambda x, y: {"step": x}), "the metric 'step' must be one number"),
+        (dict(lower=[np.ones((3, 2)), np.full((2, 2), np.nan)]), "loss is not finite at the start"),
+        (dict(g=lambda x, y, rows: rows @ y), r"g\(x, y, batch\) must return one real number"),
+    ],
+)
+def test_solve_refuses_what_it_cannot_use(changes, message):
+    def loss(x, y, rows):
+        return jnp.mean(jnp.sum((y - rows) ** 2, 1)) + x**2
+
+    values = dict(f=loss, g=loss, x0=jnp.array(1.0), y0=jnp.zeros(2), lower=[np.ones((3, 2)), np.zeros((2, 2))])
+    values |= dict(algorithm=fb.SimFBO(), steps=3)
+    with pytest.raises(InputError, match=message):
+        fb.solve(**values | changes)
+
+
+def test_a_metric_that_is_not_finite_is_no_divergence():
+    found = fb.solve(
+        lambda x, y, rows: jnp.sum((y - rows) ** 2) + x**2,
+        lambda x, y, rows: jnp.sum((y - rows) ** 2),
+        jnp.array(1.0),
+        jnp.zeros(1),
+        lower=[np.ones((1, 1))],
+        algorithm=fb.SimFBO(),
+        steps=2,
+        metrics=lambda x, y: {"odd": jnp.log(-1.0 - x**2)},
+    )
+    assert found.history[-1]["odd"] is None
+
+
+def test_many_rows_of_metrics():
+    *_, last = Experiment(TASK, fb.FedAvg(), rounds=2500, every=1).run()
+    assert last.step == 2500
+
+
+def test_a_folder_is_run_by_one_process_at_a_time(tmp_path):
+    folder = created(tmp_path / "run", configuration())
+    seen = []
+
+    def observe(moment):
+        if not seen:
+            seen.append(moment)
+            with pytest.raises(InputError, match="is being run by another process"):
+                RunFolder(folder.path).execute(StopRequest(), lambda moment: None)
+
+    folder.execute(StopRequest(), observe)
+    assert seen and folder.result["status"] == "finished"
+
+
+def test_runs_are_created_all_or_none(tmp_path):
+    created(tmp_path / "b", configuration())
+    with pytest.raises(InputError, match="already holds a run"):
+        RunFolder.create({tmp_path / "a": configuration(), tmp_path / "b": configuration()})
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="a part of it is a file"):
+        RunFolder.create({tmp_path / "file" / "run": configuration()})
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[]", b"{}", b'{"configuration": {"nonsense": 1}}'])
+def test_a_configuration_that_is_none_is_refused(tmp_path, content):
+    folder = created(tmp_path / "run", configuration())
+    (folder.path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"config\.json is (damaged|not)"):
+        folder.execute(StopRequest(), lambda moment: None)

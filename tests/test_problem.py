@@ -142,7 +142,7 @@ def test_trees_come_back_as_they_were():
         (lambda: Shards.stack([(np.ones(2), np.ones(3))]), "one common first axis"),
         (lambda: Population.build(PROBLEM, [ROWS], [ROWS, ROWS]), "upper has 1 clients and lower 2"),
         (lambda: Population.build(PROBLEM, [ROWS], [ROWS], weights=[-1.0]), "weights must be 1 numbers"),
-        (lambda: Population.build(PROBLEM, [ROWS], [ROWS], batch_size=0), "batch_size must be at least 1"),
+        (lambda: Population.build(PROBLEM, [ROWS], [ROWS], batch_size=0), "batch_size must be a whole number of at least 1"),
         (lambda: from_trees(f, g, [], Y), "x0 has no arrays"),
         (lambda: from_trees(f, g, X, np.arange(3)), "y0 holds int64 numbers"),
         (lambda: from_trees(f, g, np.array([np.nan]), Y), "x0 holds a value that is not finite"),

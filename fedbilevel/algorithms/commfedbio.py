@@ -6,7 +6,7 @@ step T lower rounds on y, then K rounds on u of
     u ← u - τ mean_S C_m,    C_m the largest entries of e_m + ∇²_yy g_m u - ∇_y f_m,    e_m ← what C_m left out,
 
 then one averaged step x ← x - α mean_S (∇_x f_m - ∇²_xy g_m u). A client sends values and places of its entries;
-e_m stays with it from step to step.
+e_m stays with it from step to step. Where weights differ, a client weighs its gradient before it compresses it.
 """
 
 from __future__ import annotations

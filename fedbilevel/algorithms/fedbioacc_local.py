@@ -8,7 +8,8 @@ Lower Level Problems, NeurIPS 2023, Algorithm 4. With the momenta ν of x and ω
     ν⁺ = Φ_m(x⁺, y⁺; B) + (1 - c_ν α_t²) (ν - Φ_m(x, y; B)),    averaged if I divides t;
     ω⁺ = ∇_y g_m(x⁺, y⁺; B) + (1 - c_ω α_t²) (ω - ∇_y g_m(x, y; B)),    never averaged.
 
-DistBiOAcc is this with I = 1. (Line 4 of the paper's Algorithm 4 also moves a u that nothing else in it uses.)
+DistBiOAcc is this with I = 1. The first ν is averaged, which the paper's line 2 does not say. (Its line 4 also moves
+a u that nothing else in it uses.)
 """
 
 from __future__ import annotations

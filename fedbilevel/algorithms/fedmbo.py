@@ -17,6 +17,8 @@ whose client drops out skips that factor.
 
 IHGP, one chain that all share: N' ~ U{0..N-1}, p = (N / ℓ) mean_S ∇_y f_m, then N' rounds with fresh S of
 p ← mean_S (p - ∇²_yy g_m p / ℓ), then h = mean_S (∇_x f_m - ∇²_xy g_m p).
+
+(The third estimator of this family, AggITD, rides on the lower solver's own rounds: see `fbo-aggitd`.)
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A_m has its eigenvalues in [1 / condition, 1]. With A, B, b, c, d the weighted averages, J = A⁻¹B and
 y*(x) = J x + A⁻¹b, a global lower level has ∇h(x) = ρ (x - d) + Jᵀ (y*(x) - c). A local one has the
 average of the same expression with each client's own matrices.
-Gradient noise comes from the data: a client's rows differ in b, c and d, and average to its own exactly.
+Noise comes from the data: a client's rows differ in all of A, B, b, c and d, and average to its own exactly.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Quadratic:
     condition: float = real(10.0, "condition number of the lower Hessians", least=1)
     hessian_heterogeneity: float = real(0.5, "0: all clients share A and B; 1: each has its own", least=0, most=1)
     linear_heterogeneity: float = real(1.0, "spread of the clients' b, c and d", least=0)
-    noise: float = real(0.0, "standard deviation of one row's gradient", least=0)
+    noise: float = real(0.0, "standard deviation of one row's b, c and d; of A and B divided by their columns", least=0)
     rows: int = count(32, "rows per client, where there is noise", least=2)
     batch_size: int = count(1, "rows in a minibatch, where there is noise")
     lower_level: LowerLevel = choice("global", "whose problem y solves", ("global", "local"))
@@ -148,15 +148,12 @@ class Quadratic:
         rng, count = np.random.default_rng([self.data_seed, 1]), self.rows if self.noise else 1
 
         def rows(center: np.ndarray) -> np.ndarray:
-            return noisy_rows(center, self.noise, count, rng)
-
-        def repeated(matrix: np.ndarray) -> np.ndarray:
-            return np.broadcast_to(matrix, (count, *matrix.shape)).astype(jnp.result_type(float))
+            return noisy_rows(center, self.noise / center.shape[-1] if center.ndim > 1 else self.noise, count, rng)
 
         population = Population.build(
             PROBLEM,
             upper=[UpperRows(rows(k.c[m]), rows(k.d[m])) for m in range(self.clients)],
-            lower=[LowerRows(repeated(k.A[m]), repeated(k.B[m]), rows(k.b[m])) for m in range(self.clients)],
+            lower=[LowerRows(rows(k.A[m]), rows(k.B[m]), rows(k.b[m])) for m in range(self.clients)],
             batch_size=self.batch_size if self.noise else None,
         )
         target = k.mean() if self.lower_level == "global" else k
