@@ -66,10 +66,17 @@ def short(name, **changes):
     return make(name, **{k: v for k, v in {**SHORT, **changes}.items() if k in fields and k not in entry.preset})
 
 
+# `make test` crosses these with all generic tests, and every class with its pseudo-code and the other engine;
+# `make test-all` crosses all names with everything.
+QUICK = ("simfbo", "fedbio", "fedbioacc", "fedmbo", "fedbio-local", "mefbo", "fedavg")
 CLASSES = {ALGORITHMS[name].name: name for name in reversed(ALGORITHMS)}
-every_algorithm = pytest.mark.parametrize(
-    "name", [name if name in CLASSES.values() else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+
+
+def parameter(quick, *values):
+    return pytest.param(*values, marks=() if quick else pytest.mark.slow)
+
+
+every_algorithm = pytest.mark.parametrize("name", [parameter(name in QUICK, name) for name in ALGORITHMS])
 
 
 def quadratic(algorithm, **knobs):
@@ -90,10 +97,13 @@ def test_the_table_is_complete():
 
 
 PARTICIPATION = [
-    pytest.param(name, p, marks=() if name in CLASSES.values() else pytest.mark.slow)
-    for name in ALGORITHMS
-    for p in ((Everyone(), Uniform(3)) if name != "commfedbio" else (Everyone(), Uniform(3), Dropouts(Uniform(4), 0.3)))
-] + [("fedmbo", Bernoulli(0.5)), ("fedmbo", Dropouts(Uniform(4), 0.3)), ("fedbio-local", Dropouts(Uniform(4), 0.3))]
+    *(parameter(name in QUICK, name, Everyone()) for name in ALGORITHMS),
+    *(parameter(name in CLASSES.values(), name, Uniform(3)) for name in ALGORITHMS),
+    ("fedmbo", Bernoulli(0.5)),
+    ("fedmbo", Dropouts(Uniform(4), 0.3)),
+    ("fedbio-local", Dropouts(Uniform(4), 0.3)),
+    ("commfedbio", Dropouts(Uniform(4), 0.3)),
+]
 
 
 @pytest.mark.parametrize(("name", "participation"), PARTICIPATION, ids=str)
@@ -149,7 +159,7 @@ def test_converges_to_the_closed_form(name):
         assert np.linalg.norm(found - k.mean().upper()) > 0.05 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("name", ["lfednest", "local-bsgvr"])
+@pytest.mark.parametrize("name", ["lfednest", parameter(False, "local-bsgvr")])
 def test_biased_methods_are_right_where_clients_share_their_lower_level(name):
     _, steps, tolerance, _ = TABLE[name]
     algorithm = make(name)

@@ -201,10 +201,10 @@ def test_without_convexity_it_reaches_the_known_solution():
 @pytest.mark.parametrize("name", [n for n, entry in ALGORITHMS.items() if entry.load().lower_level == "global"])
 def test_who_needs_strong_convexity_says_so_where_there_is_none(name):
     algorithm = ALGORITHMS[name].load()()
-    caveats = Experiment(Valley().build(), algorithm, rounds=1).caveats()
+    caveats = Experiment(Valley().build(), algorithm, steps=1).caveats()
     assert len(caveats) == (name not in ("mefbo", "fedavg"))
     assert all(type(algorithm).__name__ in c and "strongly convex in y" in c for c in caveats)
-    assert Experiment(Quadratic().build(), algorithm, rounds=1).caveats() == []
+    assert Experiment(Quadratic().build(), algorithm, steps=1).caveats() == []
 
 
 def test_decreasing_steps_follow_theorem_c1():
@@ -321,8 +321,8 @@ def test_both_engines_project():
 def test_an_algorithm_that_does_not_project_is_refused_constraints(sets):
     task = with_sets(QUADRATIC.build(), sets)
     with pytest.raises(InputError, match=r"SimFBO does not keep x and y in given sets: choose an algorithm that projects"):
-        Experiment(task, fb.SimFBO(), rounds=1)
-    Experiment(task, fb.MeFBO(), rounds=1)
+        Experiment(task, fb.SimFBO(), steps=1)
+    Experiment(task, fb.MeFBO(), steps=1)
     if sets.y != Everywhere():
         with pytest.raises(InputError, match=r"unconstrained y: judge a constrained problem by exact\.residual"):
             exact.solution(task.population, task.x, task.y)

@@ -70,5 +70,5 @@ GLOBAL = [name for name, entry in ALGORITHMS.items() if entry.load().lower_level
 def test_every_algorithm_makes_progress_on_digits_without_tuning(name):
     configuration = Configuration.resolve("data-cleaning", {}, name, {}, rounds=300, every=300)
     first, *_, last = configuration.experiment().run()
-    assert last.metrics["upper_loss"] < 0.5 * first.metrics["upper_loss"]
+    assert last.metrics["upper_loss"] < 0.6 * first.metrics["upper_loss"]
     assert last.metrics["test_accuracy"] > 0.6 and last.metrics["roc_auc"] > 0.52

@@ -31,7 +31,7 @@ LOWER_ROUNDS = {"sgd": 1, "fedavg": 1, "fedsvrg": 2}
 class DoubleLoop(Algorithm):
     """An algorithm that in every step first runs a lower solver for some rounds."""
 
-    alpha: float = step_size(0.05, "α, step on x")
+    alpha: float = step_size(0.1, "α, step on x")
     beta: float = step_size(0.5, "β, step on y")
     lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS)
     lower_rounds: int = count(5, "T, applications of the lower solver in a step")

@@ -33,6 +33,12 @@ from fedbilevel.tasks.base import Task
 
 CLASSES = 10
 
+ALPHA = dict(delta=30, offset=10_000)
+SINGLE_LOOP = dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10)
+DOUBLE_LOOP = dict(beta=0.5, lower_rounds=3)
+NEUMANN = dict(smoothness=5, neumann_terms=5)
+OWN_HYPERGRADIENT = dict(tau=0.1, neumann_order=5, c_nu=0.2, c_omega=0.2)
+
 
 class CleanRows(NamedTuple):
     """Samples with right labels."""
@@ -63,13 +69,22 @@ class DataCleaning:
 
     headline: ClassVar[str] = "test_accuracy"
     suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # found by trial on the digits; α_t and c are the paper's
-        "fedbioacc": dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, delta=30, offset=10_000, radius=10),
+        "fedbioacc": dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, radius=10, **ALPHA),
         "fedbio": dict(eta=50, gamma=0.5, tau=0.03, radius=10),
-        "simfbo": dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10),
-        "fedmbo": dict(alpha=300, beta=0.5, smoothness=5, lower_rounds=3, neumann_terms=5),
+        "simfbo": SINGLE_LOOP,
+        "shrofbo": SINGLE_LOOP,
         "mefbo": dict(
             eta_x=3000, eta_y=0.05, eta_theta=0.05, lambda_x=3000, lambda_y=0.05, lambda_theta=0.05, penalty=100, growth=0.01
         ),
+        "fedmbo": dict(alpha=300, **DOUBLE_LOOP, **NEUMANN),
+        "fednest": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+        "lfednest": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+        "stocbio": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+        "commfedbio": dict(alpha=100, tau=0.05, system_rounds=3, **DOUBLE_LOOP),
+        "fbo-aggitd": dict(alpha=100, beta=0.5, neumann_step=0.1),
+        "local-bsgvr": dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
+        "adafbio": dict(eta=0.1, gamma=0.03, **OWN_HYPERGRADIENT, **ALPHA),
+        "mrbo": dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
         "fedavg": dict(gamma=0.3),
     }
 
