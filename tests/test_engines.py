@@ -82,12 +82,13 @@ def test_unbiased_mean_is_unbiased_for_unequal_weights():
     task = Quadratic(clients=5).build()
     population = dataclasses.replace(task.population, weights=jnp.array([0.5, 0.2, 0.15, 0.1, 0.05]))
     simulator, algorithm = Simulator(population, Uniform(2)), fb.SimFBO(gamma_x=1.0, gamma_y=1.0, gamma_u=1.0)
-    full, _ = Simulator(population, Everyone()).step(algorithm, Point(task.x, task.y, task.y), jax.random.key(0))
+    step = jax.jit(Simulator(population, Everyone()).step)
+    full, _ = step(algorithm, Point(task.x, task.y, task.y), jax.random.key(0))
 
     def drawn(key):
         return simulator.step(algorithm, Point(task.x, task.y, task.y), key)[0].y
 
-    ys = np.asarray(jax.vmap(drawn)(jax.random.split(jax.random.key(1), 4000)))
+    ys = np.asarray(jax.jit(jax.vmap(drawn))(jax.random.split(jax.random.key(1), 4000)))
     np.testing.assert_array_less(np.abs(ys.mean(0) - full.y), 4 * ys.std(0) / np.sqrt(4000) + 1e-12)
 
 

@@ -138,6 +138,7 @@ def test_the_residual_is_the_gradient_of_the_penalty_function(task, within):
         np.testing.assert_allclose(residual(z[:p], z[p:]), slopes @ slopes, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_at_a_boundary_only_what_points_inside_counts():
     """In a corner of a box, on a sphere and inside a simplex, against the tangent cones written out."""
     free, c, gamma, y = QUADRATIC.build(), 5.0, 0.5, jnp.linspace(-1, 1, 8)

@@ -65,7 +65,7 @@ GLOBAL = [name for name, entry in ALGORITHMS.items() if entry.load().lower_level
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("fedbioacc", "fbo-aggitd", "mefbo") else pytest.param(name, marks=pytest.mark.slow) for name in GLOBAL],
+    [name if name == "mefbo" else pytest.param(name, marks=pytest.mark.slow) for name in GLOBAL],
 )
 def test_every_algorithm_makes_progress_on_digits_without_tuning(name):
     configuration = Configuration.resolve("data-cleaning", {}, name, {}, rounds=300, every=300)
