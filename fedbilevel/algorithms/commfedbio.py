@@ -56,12 +56,6 @@ class CommFedBiO(DoubleLoop):
         """C_m"""
         return result[0]
 
-    @at_client
-    def assemble(self, client: Client, x: Array, y: Array, u: Array) -> Array:
-        """∇_x f_m - ∇²_xy g_m u"""
-        batch = client.batch()
-        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, u)
-
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         u = jnp.zeros_like(y)
         return State(x, y, u, clients.everyone().map(self.begin, u))

@@ -1,4 +1,4 @@
-"""What the double-loop algorithms share: rounds that bring y nearer to y*(x), and the round that moves x locally.
+"""What the double-loop algorithms share: rounds that bring y nearer to y*(x), and rounds for x.
 
 Lower solvers, one round each except where noted, S fresh in every round:
 
@@ -55,6 +55,12 @@ class DoubleLoop(Algorithm):
             return client.problem.gy(x, v, client.batch(k))
 
         return corrected_descent(gradient, y, q, self.beta, self.local_steps)
+
+    @at_client
+    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇_x f_m - ∇²_xy g_m p, a client's part of the hypergradient where p estimates [∇²_yy g]⁻¹ ∇_y f"""
+        batch = client.batch()
+        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
 
     @at_client
     def descend_upper(self, client: Client, x: Array, y: Array, h: Array) -> Array:

@@ -55,12 +55,6 @@ class FBOAggITD(DoubleLoop):
         """y_m after τ plain local steps and z_m, sent together."""
         return self.descend(client, x, y), self.contribute(client, x, y, z, first)
 
-    @at_client
-    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
-        """∇_x f_m - ∇²_xy g_m p"""
-        batch = client.batch()
-        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
-
     def aggregate(self, x: Array, y: Array, clients: Clients, S: Cohort, key: Array) -> tuple[Array, Array]:
         """AggITD, Algorithm 1: the hypergradient estimate and y^N."""
         N = self.lower_rounds

@@ -70,12 +70,6 @@ class FedMBO(DoubleLoop):
         """∇²_yy g_m p"""
         return client.problem.gyy(x, y, client.batch(), p)
 
-    @at_client
-    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
-        """∇_x f_m - ∇²_xy g_m p"""
-        batch = client.batch()
-        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
-
     def lengths(self, key: Array, size: int) -> Array:
         """N_1..N_n of PHE's chains, or N' of the one that IHGP's clients share."""
         return jax.random.randint(key, (size if self.estimator == "phe" else 1,), 0, self.neumann_terms)
