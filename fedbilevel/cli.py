@@ -160,15 +160,15 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "default", "meaning", "must be", "default from"):
         table.add_column(column, overflow="fold")
+    fixed, ours = known[name].preset, "ours: converges on quadratic" if name in ALGORITHMS else "ours"
     for field, setting in settings(cls).items():
-        table.add_row(
-            field, str(getattr(cls, field)), setting.meaning, setting.wanted, setting.source or "ours: converges on quadratic"
-        )
+        source = f"fixed: makes it {name}" if field in fixed else setting.source or ours
+        table.add_row(field, str(fixed.get(field, getattr(cls, field))), setting.meaning, setting.wanted, source)
     console.print(table)
     for task, entry in TASKS.items() if name in ALGORITHMS else ():
         suited = entry.load().suited.get(name)
         if suited:
-            console.print(f"\non {task}: " + ", ".join(f"{k} = {v}" for k, v in suited.items()), soft_wrap=True)
+            console.print(f"\non {task} (by trial): " + ", ".join(f"{k} = {v}" for k, v in suited.items()), soft_wrap=True)
 
 
 def main() -> None:

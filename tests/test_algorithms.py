@@ -19,7 +19,8 @@ from fedbilevel.traffic import Totals
 
 # For each algorithm: settings with which it converges on the quadratic, after how many steps, and how near it must
 # come, as a share of the first error, to the closed form of what it solves. Where that is random even on all data
-# (PHE's chains visit random clients; IHGP and AggITD draw a random length) it comes near, not arbitrarily so. STORM
+# (PHE's chains visit random clients; IHGP and AggITD draw a random length) it comes near, not arbitrarily so: within
+# less than half the distance, 0.07, to where the biased methods end. STORM
 # momenta forget c α² of the clients' differences in every local step; the drift dies with α⁴. What CommFedBiO's
 # compression leaves out keeps u in motion within a distance of order τ. MeFBO finds a stationary point of its penalty
 # problem, which for c = 100 and γ = 1 is here 1.75 % from the solution (in closed form, see test_mefbo.py).
@@ -36,9 +37,9 @@ TABLE = {
     ),
     "fedbio": (dict(eta=0.05, local_steps=1), 4000, 1e-6, "global"),
     "fedbioacc": (dict(**STORM, local_steps=4), 8000, 1e-5, "global"),
-    "fedmbo": (dict(**LOWER, alpha=0.02, neumann_terms=60), 1500, 0.1, "global"),
-    "fednest": (dict(**LOWER, alpha=0.01, neumann_terms=60), 2500, 0.1, "global"),
-    "fbo-aggitd": (dict(beta=0.5, alpha=0.01, lower_rounds=60, neumann_step=1.0), 2500, 0.1, "global"),
+    "fedmbo": (dict(beta=0.5, lower_rounds=10, alpha=0.004, neumann_terms=30), 16000, 0.034, "global"),
+    "fednest": (dict(**LOWER, alpha=0.01, neumann_terms=60), 2500, 0.03, "global"),
+    "fbo-aggitd": (dict(beta=0.5, alpha=0.01, lower_rounds=60, neumann_step=1.0), 2500, 0.03, "global"),
     "commfedbio": (dict(**LOWER, alpha=0.05, tau=0.2, system_rounds=10), 2000, 1e-2, "global"),
     "fedbio-local": (dict(eta=0.1, gamma=0.5, tau=1.0, neumann_order=60, local_steps=1), 2000, 1e-6, "local"),
     "distbio": (dict(eta=0.1, gamma=0.5, tau=1.0, neumann_order=60), 2000, 1e-6, "local"),
@@ -48,7 +49,7 @@ TABLE = {
     "local-bsgvr": (dict(**STORM, tau=1.0, neumann_order=60, local_steps=1), 12000, 1e-5, "biased"),
     "adafbio": (dict(eta=0.02, delta=1.0, gamma=0.1, tau=1.0, neumann_order=60, local_steps=1), 8000, 1e-3, "biased"),
     "stocbio": (dict(**LOWER, alpha=0.05, neumann_terms=60), 2000, 1e-6, "global"),
-    "mrbo": (dict(**STORM, tau=1.0, neumann_order=60), 8000, 1e-5, "global"),
+    "mrbo": (dict(**STORM, tau=1.0, neumann_order=60), 12000, 1e-5, "global"),
     "mefbo": (dict(eta_x=2.0, lambda_x=2.0, penalty=100.0, growth=0.0, proximal=1.0), 3000, 0.02, "global"),
     "fedavg": (dict(gamma=0.5, local_steps=1), 600, 1e-6, "lower"),
 }
@@ -296,4 +297,5 @@ def test_rounds_per_step_are_the_papers():
     fednest = make("fednest", lower_rounds=7)
     assert fednest.rounds(key, size) == 2 * 7 + lengths(fednest) + 3  # 2N + T + 3
     assert make("fbo-aggitd", lower_rounds=7).rounds(key, size) == 2 * 7 + 3  # 2N + 3
+    assert make("fbo-aggitd", lower_rounds=7, lower_solver="sgd").rounds(key, size) == 7 + 3
     assert make("mefbo").rounds(key, size) == make("simfbo").rounds(key, size) == 1

@@ -155,6 +155,10 @@ def test_list_is_a_line_each_and_show_explains_every_setting(run):
     for name in {**ALGORITHMS, **TASKS}:
         code, out, _ = run("show", name)
         assert code == 0 and "default" in out
+    _, out, _ = run("show", "fednest")
+    assert (
+        re.search(r"estimator +ihgp ", out) and re.search(r"lower_solver +fedsvrg ", out) and "fixed: makes it fednest" in out
+    )
 
 
 def test_list_and_help_do_not_wait_for_jax():

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.double_loop import DoubleLoop
+from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.clients import Client, Clients, PerClient, at_client
 from fedbilevel.estimators import Sparse, compressed
-from fedbilevel.settings import count, step_size
+from fedbilevel.settings import choice, count, step_size
 
 
 class State(NamedTuple):
@@ -36,6 +36,7 @@ class State(NamedTuple):
 class CommFedBiO(DoubleLoop):
     """Lower rounds, compressed rounds on the linear system with error feedback, then one averaged step on x."""
 
+    lower_solver: str = choice("fedavg", "how y approaches y*(x)", LOWER_ROUNDS)
     tau: float = step_size(0.2, "τ, step on u")
     system_rounds: int = count(5, "K, rounds on u in a step")
     one_in: int = count(4, "a client sends one in this many entries")

@@ -9,8 +9,8 @@ Differentiation, ICML 2023, Algorithms 1-4. With Q ~ U{0..N} and the participant
 Then h = mean_S (∇_x f_m(x, y^N) - λ (N + 1) ∇²_xy g_m(x, y^N) z), and x moves by the upper round of `double_loop`.
 
 With lower solver fedsvrg that is 2N + 3 rounds: q and z travel together. With fedavg, plain local steps that need
-no q, y^{t+1} and z travel together: N + 3 rounds. (Line 6 of Algorithm 1 lacks λ, which the closed form below it
-has; line 15's z^{N-1} is the last aggregated z.)
+no q, y^{t+1} and z travel together, and with sgd the server moves y along q itself: N + 3 rounds. (Line 6 of
+Algorithm 1 lacks λ, which the closed form below it has; line 15's z^{N-1} is the last aggregated z.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.double_loop import DoubleLoop
+from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.clients import Client, Clients, Cohort, at_client
 from fedbilevel.problem import Pair
 from fedbilevel.settings import choice, count, step_size
@@ -34,7 +34,7 @@ SOURCE = "the paper's experiments"
 class FBOAggITD(DoubleLoop):
     """Aggregated iterative differentiation: the hypergradient estimate rides along with the rounds on y."""
 
-    lower_solver: str = choice("fedsvrg", "how y moves within a round", ("fedsvrg", "fedavg"), source=SOURCE)
+    lower_solver: str = choice("fedsvrg", "how y moves within a round", LOWER_ROUNDS, source=SOURCE)
     lower_rounds: int = count(5, "N, lower rounds in a step", source=SOURCE)
     neumann_step: float = step_size(0.5, "λ, step of the Neumann series")
 
@@ -68,7 +68,7 @@ class FBOAggITD(DoubleLoop):
             if self.lower_solver == "fedavg":
                 return S.mean(self.descend_and_differentiate, x, y, z, k == 0)
             q, z = S.mean(self.differentiate, x, y, z, k == 0)
-            return S.mean(self.descend_corrected, x, y, q), z
+            return y - self.beta * q if self.lower_solver == "sgd" else S.mean(self.descend_corrected, x, y, q), z
 
         y = clients.loop(Q, before, y)
         y, z = clients.loop(N - Q, from_Q_on, (y, jnp.zeros_like(y)))

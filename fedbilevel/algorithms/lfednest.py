@@ -33,7 +33,7 @@ class LFedNest(DoubleLoop):
     lower_solver: str = choice("fedsvrg", "how y approaches y*(x)", LOWER_ROUNDS)
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
-    pooled: bool = flag(False, "one client holds all data: StocBiO")
+    pooled: bool = flag(False, "one client holds all rows, each of which counts the same: StocBiO")
 
     @at_client
     def descend_alone(self, client: Client, x: Array, y: Array) -> Array:

@@ -38,7 +38,7 @@ class LocalBSGVR(LocalDirection, AveragedStorm):
     adaptive: bool = flag(False, "scale the steps by the momenta's size: AdaFBiO")
     memory: float = real(0.9, "k, memory of the scaling, if adaptive", least=0, most=1)
     floor: float = step_size(0.1, "ρ, added to the scaling, if adaptive")
-    pooled: bool = flag(False, "one client holds all data: MRBO")
+    pooled: bool = flag(False, "one client holds all rows, each of which counts the same: MRBO")
 
     def start(self, x: Array, y: Array) -> Pair:
         return Pair(x, y)
