@@ -77,6 +77,8 @@ def run(
     force: Force = False,
 ) -> None:
     """Run algorithms on a task, with the same budget each, and compare them."""
+    from fedbilevel.data.datasets import existing_folder
+
     find(TASKS, "task", task)
     for name in algorithms:
         find(ALGORITHMS, "algorithm", name)
@@ -84,8 +86,6 @@ def run(
         raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
     if rounds is not None and steps is not None:
         raise InputError("give either --rounds or --steps, not both")
-    if data and not Path(data).is_dir():
-        raise InputError(f"the data folder {data} does not exist: give the folder that holds the data sets")
     rest: dict[str, Any] = dict(
         rounds=1000 if rounds is None and steps is None else rounds,
         steps=steps,
@@ -96,7 +96,7 @@ def run(
         every=every,
         chunk_size=chunk_size,
         loss_bound=loss_bound,
-        data=str(Path(data).resolve()) if data else "",
+        data=str(existing_folder(data).resolve()) if data else "",
     )
     _start(task, _assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
 

@@ -36,10 +36,9 @@ class Solution(NamedTuple):
 
 def average(population: Population, of: Callable[[Any, Array, Array], Array], x: Array, y: Array, lower: LowerLevel) -> Array:
     """Σ_m w_m of(all data of client m, x, y_m)."""
-    key = jax.random.key(0)  # all rows: nothing is drawn
 
     def one(m: Array) -> Array:
-        return of(population.client(m, key).whole(), x, y if lower == "global" else y[m])
+        return of(population.whole(m), x, y if lower == "global" else y[m])
 
     each = lax.map(one, jnp.arange(population.size), batch_size=min(AT_ONCE, population.size))
     return jnp.tensordot(population.weights.astype(each.dtype), each, 1)
@@ -62,19 +61,12 @@ def solution(
     """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
     if population.problem.sets.y != EVERYWHERE:
         raise InputError("the exact hypergradient is for an unconstrained y: judge a constrained problem by exact.residual")
-    key = jax.random.key(0)
-
-    def f(x: Array, y: Array) -> Array:
-        return average(population, lambda batch, x, y: evaluate(population.problem.f, x, y, batch.upper), x, y, "global")
-
-    def g(x: Array, y: Array) -> Array:
-        return average(population, lambda batch, x, y: evaluate(population.problem.g, x, y, batch.lower), x, y, "global")
-
     if lower == "global":
+        f, g = (lambda x, y, which=which: losses(population, x, y)[which] for which in (0, 1))
         return _solve(f, g, x, y, tolerance, most_steps)
 
     def one(m: Array) -> Solution:
-        whole = population.client(m, key).whole()
+        whole = population.whole(m)
         f = lambda x, y: evaluate(population.problem.f, x, y, whole.upper)  # noqa: E731
         g = lambda x, y: evaluate(population.problem.g, x, y, whole.lower)  # noqa: E731
         return _solve(f, g, x, y[m], tolerance, most_steps)

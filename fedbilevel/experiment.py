@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
 from fedbilevel.sets import UNCONSTRAINED
@@ -71,8 +71,7 @@ class Experiment:
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**32):
             raise InputError(f"seed must be a whole number from 0 to 2³² - 1; given: {self.seed}")
         task, kind = self.task, type(self.algorithm)
-        if not isinstance(self.algorithm, Algorithm):
-            raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {self.algorithm!r}")
+        require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
             raise InputError(
                 f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
@@ -117,10 +116,11 @@ class Experiment:
 
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
+        simulator = self.simulator
         evaluate = jax.jit(lambda state: self.task.metrics(state.x, revealed(state.y)))
         began = time.perf_counter()
         if start is None:
-            state, traffic = _init(self.simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
+            state, traffic = _init(simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
             yield self._judged(evaluate, Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began))
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
@@ -131,7 +131,7 @@ class Experiment:
             budget = UNLIMITED if self.rounds is None else self.rounds - totals.rounds
             last = UNLIMITED if self.steps is None else self.steps
             state, new_step, traffic, finite, more = _advance(
-                self.simulator, self.algorithm, state, step, key, due - totals.rounds, budget, min(step + stretch, last), last
+                simulator, self.algorithm, state, step, key, due - totals.rounds, budget, min(step + stretch, last), last
             )
             new_step, more = int(new_step), bool(more)
             now = time.perf_counter()

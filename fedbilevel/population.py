@@ -111,6 +111,11 @@ class Population:
         """Client m with the randomness of one call."""
         return Client(self, jnp.asarray(m), key, self.weights[m] * self.size, jnp.asarray(m))
 
+    def whole(self, m: Array | int) -> Batch:
+        """All rows of client m."""
+        m = jnp.asarray(m)
+        return Batch(self.upper.whole(m), self.lower.whole(m))
+
     def alone(self, key: Array, weight: Array, number: Array) -> Client:
         """The one client of this population, which is client `number` of a federation in which it has that weight."""
         return Client(self, jnp.asarray(0), key, weight, number)
@@ -155,8 +160,7 @@ class Client:
 
     def whole(self) -> Batch:
         """All of the client's rows."""
-        p = self._population
-        return Batch(p.upper.whole(self._m), p.lower.whole(self._m))
+        return self._population.whole(self._m)
 
     def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
         """Independent minibatches of rows drawn uniformly.

@@ -9,7 +9,7 @@ import jax
 from jax import Array
 
 from fedbilevel import exact
-from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import InputError
 from fedbilevel.experiment import Experiment, Snapshot, revealed
 from fedbilevel.participation import Everyone, Participation, Uniform
@@ -77,8 +77,7 @@ def solve(
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {algorithm!r}")
+    require_algorithm(algorithm)
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
     problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, Sets(x_set, y_set))

@@ -11,6 +11,7 @@ import jax
 from jax import Array
 
 from fedbilevel.clients import Clients
+from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, settings
 
 LowerLevel = Literal["global", "local"]
@@ -42,6 +43,12 @@ class Algorithm(abc.ABC):
     def step_sizes(self, step: int) -> dict[str, float]:
         """The numbers in force at an outer step, for messages."""
         return {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}
+
+
+def require_algorithm(value: object) -> None:
+    """Raise `InputError` unless it is an instance of an algorithm."""
+    if not isinstance(value, Algorithm):
+        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {value!r}")
 
 
 Class = TypeVar("Class", bound=type)

@@ -49,21 +49,20 @@ class SimFBO(Algorithm):
 
     @at_client
     def descend(self, client: Client, z: Point) -> Point:
-        """The sum of the client's local directions; their mean, if rescaled."""
+        """The sum of the client's local directions."""
 
         def local_step(k: Any, carry: tuple[Point, Point]) -> tuple[Point, Point]:
             z, total = carry
             d = client.problem.direction(z, client.five_batches(k, shared=self.share_batch))
             return z.moved(d, self.eta_x, self.eta_y, self.eta_u), jax.tree.map(jnp.add, total, d)
 
-        steps = self.steps_of(client)
-        total = iterate(steps, local_step, (z, jax.tree.map(jnp.zeros_like, z)))[1]
-        return jax.tree.map(lambda d: d / steps, total) if self.rescale else total
+        return iterate(self.steps_of(client), local_step, (z, jax.tree.map(jnp.zeros_like, z)))[1]
 
     @at_client
     def descend_and_count(self, client: Client, z: Point) -> tuple[Point, Array]:
         """The mean of the client's local directions, and τ_m."""
-        return self.descend(client, z), jnp.asarray(self.steps_of(client), z.x.dtype)
+        steps = jnp.asarray(self.steps_of(client), z.x.dtype)
+        return jax.tree.map(lambda d: d / steps, self.descend(client, z)), steps
 
     def init(self, x: Array, y: Array, clients: Clients) -> Point:
         return Point(x, y, jnp.zeros_like(y))

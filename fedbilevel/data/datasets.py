@@ -38,7 +38,7 @@ def mnist_like(name: str) -> Callable[[Path | None], Images]:
     """A loader for the four IDX files of a set, in the data folder or its subfolder of that name."""
 
     def load(folder: Path | None) -> Images:
-        where = [f for f in (folder, folder and folder / name) if f] if folder else []
+        where = [folder, folder / name] if folder else []
         parts = [
             _idx(where, name, f"{split}-{kind}-ubyte", count)
             for split, count in (("train", 60_000), ("t10k", 10_000))
@@ -59,10 +59,14 @@ LOADERS: dict[str, Callable[[Path | None], Images]] = {
 def load(name: str, folder: str | os.PathLike[str] = "") -> Images:
     """The data set of that name; sets that are not bundled are read from `folder`, or from $FEDBILEVEL_DATA."""
     given = folder or os.environ.get("FEDBILEVEL_DATA", "")
-    path = Path(given) if given else None
-    if path is not None and not path.is_dir():
+    return LOADERS[name](existing_folder(given) if given else None)
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    """The path of a data folder; `InputError` if there is none."""
+    if not Path(path).is_dir():
         raise InputError(f"the data folder {path} does not exist: give the folder that holds the data sets")
-    return LOADERS[name](path)
+    return Path(path)
 
 
 def _idx(folders: list[Path], name: str, stem: str, count: int) -> np.ndarray:
