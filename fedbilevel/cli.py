@@ -163,12 +163,16 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     fixed, ours = known[name].preset, "ours: converges on quadratic" if name in ALGORITHMS else "ours"
     for field, setting in settings(cls).items():
         source = f"fixed: makes it {name}" if field in fixed else setting.source or ours
-        table.add_row(field, str(fixed.get(field, getattr(cls, field))), setting.meaning, setting.wanted, source)
+        default = {**known[name].defaults, **fixed}.get(field, getattr(cls, field))
+        table.add_row(field, str(default), setting.meaning, setting.wanted, source)
     console.print(table)
+    for option, value in known[name].run.items():
+        console.print(f"\nunless given: --{option.replace('_', '-')} {value}", soft_wrap=True)
     for task, entry in TASKS.items() if name in ALGORITHMS else ():
-        suited = entry.load().suited.get(name)
+        suited = entry.load().suited.get(task, {}).get(name)
         if suited:
-            console.print(f"\non {task} (by trial): " + ", ".join(f"{k} = {v}" for k, v in suited.items()), soft_wrap=True)
+            values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
+            console.print(f"\non {task} ({suited.source}): {values}", soft_wrap=True)
 
 
 def main() -> None:

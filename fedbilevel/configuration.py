@@ -19,7 +19,7 @@ from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Participatio
 from fedbilevel.registry import find
 from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
-from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.base import Task, suited_to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +47,14 @@ class Configuration:
         cls, task: str, knobs: Mapping[str, Any], algorithm: str, hyperparameters: Mapping[str, Any], **rest: Any
     ) -> Configuration:
         """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
-        task_class = find(TASKS, "task", task).load()
-        suited = task_class.suited.get(algorithm, {})
-        knobs = dataclasses.asdict(configure(task_class, task, knobs))
+        entry = find(TASKS, "task", task)
+        suited = suited_to(entry.load().suited, task, algorithm)
+        knobs = dataclasses.asdict(entry.configure(task, knobs))
         hyperparameters = dataclasses.asdict(
-            find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited, **hyperparameters})
+            find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited.values, **hyperparameters})
         )
+        if rest.get("bernoulli") is None:
+            rest = {**rest, **{name: value for name, value in entry.run.items() if rest.get(name) is None}}
         rest["data"] = rest.get("data") or os.environ.get("FEDBILEVEL_DATA", "")
         return cls(task, knobs, algorithm, hyperparameters, precision=_precision(), **rest)
 

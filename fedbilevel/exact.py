@@ -19,11 +19,11 @@ from jax.scipy.sparse.linalg import cg
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.errors import InputError
 from fedbilevel.population import Population
-from fedbilevel.problem import Batch, evaluate
+from fedbilevel.problem import Batch, Loss, evaluate
 from fedbilevel.sets import EVERYWHERE, ConvexSet
 
 DIRECT = 512  # up to this dimension linear systems are solved directly
-AT_ONCE = 16  # clients evaluated together
+AT_ONCE = 2**22  # bytes of rows evaluated together
 
 
 class Solution(NamedTuple):
@@ -40,7 +40,9 @@ def average(population: Population, of: Callable[[Any, Array, Array], Array], x:
     def one(m: Array) -> Array:
         return of(population.whole(m), x, y if lower == "global" else y[m])
 
-    each = lax.map(one, jnp.arange(population.size), batch_size=min(AT_ONCE, population.size))
+    bytes_each = sum(leaf.nbytes for leaf in jax.tree.leaves((population.upper.rows, population.lower.rows))) / population.size
+    at_once = max(1, min(population.size, int(AT_ONCE / bytes_each)))
+    each = lax.map(one, jnp.arange(population.size), batch_size=at_once)
     return jnp.tensordot(population.weights.astype(each.dtype), each, 1)
 
 
@@ -53,6 +55,11 @@ def losses(population: Population, x: Array, y: Array, lower: LowerLevel = "glob
 
     f, g = average(population, both, x, y, lower)
     return f, g
+
+
+def mean_over_upper_rows(loss: Loss, population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
+    """Σ_m w_m times the mean of a further loss over client m's upper rows."""
+    return average(population, lambda batch, x, y: evaluate(loss, x, y, batch.upper), x, y, lower)
 
 
 def solution(

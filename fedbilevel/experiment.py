@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedbilevel import exact
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
@@ -117,7 +118,7 @@ class Experiment:
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
         simulator = self.simulator
-        evaluate = jax.jit(lambda state: self.task.metrics(state.x, revealed(state.y)))
+        evaluate = jax.jit(self._metrics)
         began = time.perf_counter()
         if start is None:
             state, traffic = _init(simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
@@ -151,6 +152,12 @@ class Experiment:
 
     def _key(self, step: int) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), step)
+
+    def _metrics(self, state: Any) -> dict[str, Array]:
+        task, x, y = self.task, state.x, revealed(state.y)
+        losses = dict(zip(LOSSES, exact.losses(task.population, x, y, task.lower_level), strict=True))
+        means = {n: exact.mean_over_upper_rows(of, task.population, x, y, task.lower_level) for n, of in task.validated.items()}
+        return {**losses, **means, **task.metrics(x, y)}
 
     def _judged(self, evaluate: Any, moment: Snapshot) -> Snapshot:
         metrics: dict[str, float | None] = {}

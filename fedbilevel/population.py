@@ -64,7 +64,7 @@ class Shards:
         """All rows of client m."""
         position = jnp.arange(self.longest, dtype=jnp.int32)
         rows = self.at(m, jnp.minimum(position, self.size[m] - 1))
-        return rows if self.equal else Ragged(rows, (position < self.size[m]) / self.size[m])
+        return rows if self.equal else Ragged(rows, (position < self.size[m]).astype(float) / self.size[m])
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])

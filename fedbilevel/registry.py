@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from fedbilevel.errors import InputError
 from fedbilevel.settings import configure, nearest
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class Entry(NamedTuple):
     """Where a class is, what it is in one line, and the paper it comes from."""
@@ -18,7 +20,9 @@ class Entry(NamedTuple):
     name: str
     summary: str
     paper: str
-    preset: Mapping[str, Any] = MappingProxyType({})  # settings that make this name of another's class
+    preset: Mapping[str, Any] = NOTHING  # settings that make this name of another's class, and cannot be changed
+    defaults: Mapping[str, Any] = NOTHING  # settings that start from these values instead of the class's own
+    run: Mapping[str, Any] = NOTHING  # how a run is set up unless it says otherwise
 
     def load(self) -> Any:
         """The class itself."""
@@ -29,7 +33,7 @@ class Entry(NamedTuple):
         for setting, value in self.preset.items():
             if str(values.get(setting, value)).lower() != str(value).lower():
                 raise InputError(f"{name} is {self.name} with {setting} = {value}; given: {values[setting]}: use another name")
-        return configure(self.load(), name, {**values, **self.preset})
+        return configure(self.load(), name, {**self.defaults, **values, **self.preset})
 
 
 def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:

@@ -67,6 +67,11 @@ def choice(default: str, meaning: str, options: Iterable[str], *, source: str = 
     return _field(default, Setting(str, meaning, source, "one of " + ", ".join(names), lambda v: v in names))
 
 
+def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
+    """A text of a certain form; `fits` may raise `ValueError` for one that is not."""
+    return _field(default, Setting(str, meaning, source, wanted, fits))
+
+
 def _field(default: Any, setting: Setting) -> Any:
     return dataclasses.field(default=default, metadata={"setting": setting})
 

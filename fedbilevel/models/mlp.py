@@ -1,19 +1,17 @@
-"""Fully connected layers as pytrees of (weights, bias) pairs."""
+"""Fully connected layers, rectified in between."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
 
-Layers = list[tuple[Array, Array]]
+Layer = tuple[Array, Array]  # weights (inputs, outputs) and bias
 
 
-def init(key: Array, widths: Sequence[int]) -> Layers:
+def init(key: Array, widths: Sequence[int]) -> list[Layer]:
     """Layers of the given widths, weights normal with variance 2 / inputs (He et al., 2015), biases zero."""
     keys = jax.random.split(key, len(widths) - 1)
     return [
@@ -22,20 +20,9 @@ def init(key: Array, widths: Sequence[int]) -> Layers:
     ]
 
 
-def apply(layers: Any, inputs: Array) -> Array:
-    """The last layer's outputs, rectified between layers."""
+def apply(layers: Sequence[Layer], inputs: Array) -> Array:
+    """The last layer's outputs."""
     for weights, bias in layers[:-1]:
         inputs = jax.nn.relu(inputs @ weights + bias)
     weights, bias = layers[-1]
     return inputs @ weights + bias
-
-
-def pixels(images: ArrayLike) -> Array:
-    """uint8 images as flat rows of floats in [0, 1]."""
-    images = jnp.asarray(images)
-    return images.reshape(len(images), -1).astype(float) / 255
-
-
-def cross_entropy(logits: Array, labels: ArrayLike) -> Array:
-    """-log softmax(logits) at the label, for each row."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(labels)[:, None], 1)[:, 0]

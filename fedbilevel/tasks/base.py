@@ -4,21 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.population import Population
+from fedbilevel.problem import Loss
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
+
+
+class Holdings(NamedTuple):
+    """Who holds what: for each purpose, such as training, how many samples of which class every client has."""
+
+    classes: tuple[str, ...]
+    counts: Mapping[str, np.ndarray]  # purpose -> (clients, classes)
+
+
+class Suited(NamedTuple):
+    """Hyperparameters of an algorithm that suit a task, and where they come from."""
+
+    values: Mapping[str, Any]
+    source: str = "by trial"
+
+
+SuitedTable = Mapping[str, Mapping[str, Suited]]  # name of the task -> name of the algorithm -> hyperparameters
+
+
+def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
+    """What suits a task; where nothing is known of it, what suits the first of its kind."""
+    for by_algorithm in (table.get(task, {}), *list(table.values())[:1]):
+        if algorithm in by_algorithm:
+            return by_algorithm[algorithm]
+    return Suited({})
+
+
+def by_trial(**values: Mapping[str, Any]) -> dict[str, Suited]:
+    """Hyperparameters found by trial, by algorithm, with _ for - in its name."""
+    return {name.replace("_", "-"): Suited(given) for name, given in values.items()}
+
+
+def from_paper(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
+    """Hyperparameters that a paper gives, by algorithm, with _ for - in its name."""
+    return {name.replace("_", "-"): Suited(given, source) for name, given in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    `metrics(x, y)` gives named numbers and is compiled; `y` has a row per client if the lower level is local.
+    It is judged by the two losses on the clients' data; by the further means over their upper rows in `validated`, each
+    a function as f is; and by the named numbers that `metrics(x, y)` gives without looking at any client's data. `y` has
+    there a row per client if the lower level is local.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
     """
 
@@ -28,13 +67,15 @@ class Task:
     metrics: Metrics
     lower_level: LowerLevel = "global"
     strongly_convex: bool = True
+    validated: Mapping[str, Loss] = dataclasses.field(default_factory=dict)
+    holdings: Holdings | None = None
 
 
 class TaskSettings(Protocol):
     """The class of a task: its knobs, and how it is judged."""
 
     headline: ClassVar[str]  # the metric to compare methods by
-    suited: ClassVar[Mapping[str, Mapping[str, Any]]]  # hyperparameters that suit the task, by algorithm
+    suited: ClassVar[SuitedTable]  # the first task's hold for the others where those have none of their own
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

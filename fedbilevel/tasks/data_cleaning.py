@@ -1,18 +1,18 @@
 """Federated data cleaning: weigh training samples so that a model trained on them does well on clean data.
 
-J. Li, F. Huang and H. Huang, NeurIPS 2023, section 5.1 and appendix B.1. x holds a weight for every training
-sample of every client, y the model:
+J. Li, F. Huang and H. Huang, NeurIPS 2023, section 5.1 and appendix B.1; MeFBO (ICLR 2025), appendices B.3 and F.
+x holds a weight for every training sample of every client, y the model:
 
     min_x  Σ_m ℓ(y*(x); clean data of client m)/M,    y*(x) = argmin_y  Σ_m mean_n s(x_mn) ℓ(y; sample n of m)/M + λ |y|²
 
-A share of the training labels is replaced by uniformly random ones, and each client's clean data is of one
-class, so that no client can clean its data alone. s is the sigmoid, as in MeFBO's experiments (ICLR 2025), or the
-identity, as here: then weights can turn negative, the lower level loses its minimum, and long runs diverge.
+A share of the training labels is replaced by uniformly random ones. In the first paper s is the identity, and each
+client's clean data is of one class, so that no client can clean its data alone; in the other, s is the sigmoid, and clean
+data is of the same kind as the client's training data. A raw weight can turn negative: then the lower level has no
+minimum, and long runs diverge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,29 +22,22 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedbilevel import exact
-from fedbilevel.data import datasets
+from fedbilevel.data import datasets, partition
+from fedbilevel.data.partition import Parts
 from fedbilevel.errors import InputError
-from fedbilevel.models import mlp
 from fedbilevel.population import Population
 from fedbilevel.problem import from_trees
+from fedbilevel.sets import EVERYWHERE, Box, Sets
 from fedbilevel.settings import check_all, choice, count, real
-from fedbilevel.tasks.base import Task
-
-CLASSES = 10
+from fedbilevel.tasks import classification
+from fedbilevel.tasks.base import SuitedTable, Task, by_trial, from_paper
+from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
 
 ALPHA = dict(delta=30, offset=10_000)
 SINGLE_LOOP = dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10)
 DOUBLE_LOOP = dict(beta=0.5, lower_rounds=3)
 NEUMANN = dict(smoothness=5, neumann_terms=5)
 OWN_HYPERGRADIENT = dict(tau=0.1, neumann_order=5, c_nu=0.2, c_omega=0.2)
-
-
-class CleanRows(NamedTuple):
-    """Samples with right labels."""
-
-    images: ArrayLike
-    labels: ArrayLike
 
 
 class NoisyRows(NamedTuple):
@@ -68,34 +61,78 @@ class DataCleaning:
     """Weigh training samples with noisy labels by their use for clean validation data."""
 
     headline: ClassVar[str] = "test_accuracy"
-    suited: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # found by trial on the digits; α_t and c are the paper's
-        "fedbioacc": dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, radius=10, **ALPHA),
-        "fedbio": dict(eta=50, gamma=0.5, tau=0.03, radius=10),
-        "simfbo": SINGLE_LOOP,
-        "shrofbo": SINGLE_LOOP,
-        "mefbo": dict(
-            eta_x=3000, eta_y=0.05, eta_theta=0.05, lambda_x=3000, lambda_y=0.05, lambda_theta=0.05, penalty=100, growth=0.01
+    suited: ClassVar[SuitedTable] = {
+        "data-cleaning": by_trial(  # on the digits; α_t and c are the paper's
+            fedbioacc=dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, radius=10, **ALPHA),
+            fedbio=dict(eta=50, gamma=0.5, tau=0.03, radius=10),
+            simfbo=SINGLE_LOOP,
+            shrofbo=SINGLE_LOOP,
+            mefbo=dict(
+                eta_x=3000,
+                eta_y=0.05,
+                eta_theta=0.05,
+                lambda_x=3000,
+                lambda_y=0.05,
+                lambda_theta=0.05,
+                penalty=100,
+                growth=0.01,
+            ),
+            fedmbo=dict(alpha=300, **DOUBLE_LOOP, **NEUMANN),
+            fednest=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+            lfednest=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+            stocbio=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
+            commfedbio=dict(alpha=100, tau=0.05, system_rounds=3, **DOUBLE_LOOP),
+            fbo_aggitd=dict(alpha=100, beta=0.5, neumann_step=0.1),
+            local_bsgvr=dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
+            adafbio=dict(eta=0.1, gamma=0.03, **OWN_HYPERGRADIENT, **ALPHA),
+            mrbo=dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
+            fedavg=dict(gamma=0.3),
         ),
-        "fedmbo": dict(alpha=300, **DOUBLE_LOOP, **NEUMANN),
-        "fednest": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-        "lfednest": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-        "stocbio": dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-        "commfedbio": dict(alpha=100, tau=0.05, system_rounds=3, **DOUBLE_LOOP),
-        "fbo-aggitd": dict(alpha=100, beta=0.5, neumann_step=0.1),
-        "local-bsgvr": dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
-        "adafbio": dict(eta=0.1, gamma=0.03, **OWN_HYPERGRADIENT, **ALPHA),
-        "mrbo": dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
-        "fedavg": dict(gamma=0.3),
+        "data-cleaning-mnist": from_paper(
+            "Li et al., appendix B.1",
+            fedbioacc=dict(eta=200, gamma=1, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, local_steps=5, **ALPHA),
+            fedbio=dict(eta=1000, gamma=0.5, tau=0.01, local_steps=5),
+            fednest=dict(alpha=10_000, beta=1),
+            commfedbio=dict(alpha=10_000, beta=1),
+        ),
+        "data-cleaning-sigmoid": from_paper(
+            "MeFBO, appendix B.3",
+            mefbo=dict(
+                eta_x=0.1,
+                eta_y=0.05,
+                eta_theta=0.03,
+                lambda_x=0.1,
+                lambda_y=0.05,
+                lambda_theta=0.03,
+                penalty=2,
+                growth=0.01,
+                proximal=0.05,
+            ),
+            simfbo=dict(eta_x=0.08, eta_y=0.06, eta_u=0.03, gamma_x=0.08, gamma_y=0.06, gamma_u=0.03),
+            fednest=dict(alpha=0.2, beta=0.1),
+            lfednest=dict(alpha=0.2, beta=0.1),
+        ),
     }
 
-    dataset: str = choice("digits", "the images", datasets.LOADERS)
+    dataset: str = choice("digits", "the images", datasets.IMAGES)
     clients: int = count(10, "number of clients")
-    corruption: float = real(0.4, "ρ, share of the training labels replaced by random ones", least=0, most=1)
-    train_per_client: int = count(110, "training samples of a client; the paper's MNIST: 4500")
-    validation_per_client: int = count(20, "clean samples of a client, of one class; the paper's MNIST: 50")
-    weighting: str = choice("sigmoid", "a sample's weight: the sigmoid of x, or x itself (raw)", ("sigmoid", "raw"))
-    hidden: int = count(32, "width of the two hidden layers")
-    l2: float = real(1e-3, "λ, weight of |y|²", least=0, source="the paper")
+    partition: str = partition.way("iid", "how training samples are dealt to clients")
+    clean: str = choice(
+        "one-class", "the clean samples: of one class per client, or of the client's own kind", ("one-class", "own")
+    )
+    corruption: float = real(0.4, "ρ or cr, share of the training labels replaced by random ones", least=0, most=1)
+    train_per_client: int = count(110, "training samples of a client")
+    validation_per_client: int = count(20, "clean samples of a client")
+    weighting: str = choice(
+        "sigmoid",
+        "a sample's weight: the sigmoid of x, x itself (raw), or x itself confined to [0, 1] (unit)",
+        ("sigmoid", "raw", "unit"),
+    )
+    model: str = classification.model()
+    layers: int = count(3, "fully connected layers of an mlp", least=1)
+    hidden: int = count(32, "width of its hidden layers")
+    scaling: str = classification.scaling()
+    rc: float = real(1e-3, "λ or rc, weight of |y|²", least=0, source="Li et al.")
     batch_size: int = count(32, "samples in a minibatch")
     data_seed: int = count(0, "of the split, the corruption and the model's start", least=0)
 
@@ -105,66 +142,68 @@ class DataCleaning:
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
         source = datasets.load(self.dataset, data)
+        train, validation = self._dealt(source.labels)
+        place = np.split(np.arange(sum(map(len, train)), dtype=np.int32), np.cumsum([len(part) for part in train])[:-1])
+        samples = np.concatenate(train)
         rng = np.random.default_rng(self.data_seed)
-        validation, train = self._split(source, rng)
-        given = source.labels[train].copy()
-        replaced = rng.random(len(train)) < self.corruption
+        given = source.labels[samples].copy()
+        replaced = rng.random(len(samples)) < self.corruption
         given[replaced] = rng.integers(0, CLASSES, replaced.sum())
-        corrupted = jnp.asarray(given != source.labels[train])
+        right = jnp.asarray(given == source.labels[samples])
 
-        raw = self.weighting == "raw"
+        hidden = [self.hidden] * (self.layers - 1)
+        net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
+        sigmoid = self.weighting == "sigmoid"
 
-        def f(x: Array, y: Any, rows: CleanRows) -> Array:
-            return mlp.cross_entropy(mlp.apply(y, mlp.pixels(rows.images)), rows.labels).mean()
+        def f(x: Array, y: Any, rows: Labelled) -> Array:
+            return cross_entropy(net.apply(y, rows.images), rows.labels).mean()
 
         def g(x: Array, y: Any, rows: NoisyRows) -> Array:
-            weights = x[rows.place] if raw else jax.nn.sigmoid(x[rows.place])
-            fit = mlp.cross_entropy(mlp.apply(y, mlp.pixels(rows.images)), rows.labels)
-            return (weights * fit).mean() + self.l2 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(y))
+            weights = jax.nn.sigmoid(x[rows.place]) if sigmoid else x[rows.place]
+            fit = cross_entropy(net.apply(y, rows.images), rows.labels)
+            return (weights * fit).mean() + self.rc * squared_norm(y)
 
-        width = int(np.prod(source.images.shape[1:]))
-        layers = mlp.init(jax.random.key(self.data_seed), [width, self.hidden, self.hidden, CLASSES])
-        weights = jnp.ones(len(train)) if raw else jnp.zeros(len(train))
-        problem, x0, y0, _, model = from_trees(f, g, weights, layers)
-
-        def part(index: np.ndarray, m: int) -> np.ndarray:
-            return index.reshape(self.clients, -1)[m]
-
+        start = jnp.zeros(len(samples)) if sigmoid else jnp.ones(len(samples))
+        sets = Sets(x=Box(0, 1) if self.weighting == "unit" else EVERYWHERE)
+        problem, x0, y0, _, model = from_trees(f, g, start, net.layers, sets)
         population = Population.build(
             problem,
-            upper=[CleanRows(source.images[v], source.labels[v]) for v in (part(validation, m) for m in range(self.clients))],
-            lower=[
-                NoisyRows(source.images[train[n]], given[n], n.astype(np.int32))
-                for n in (part(np.arange(len(train)), m) for m in range(self.clients))
-            ],
+            upper=[Labelled(source.images[v], source.labels[v]) for v in validation],
+            lower=[NoisyRows(source.images[t], given[p], p) for t, p in zip(train, place, strict=True)],
             batch_size=self.batch_size,
         )
-        images, labels = jnp.asarray(source.test_images), jnp.asarray(source.test_labels)
+        test = [jnp.asarray(a) for a in (source.test_images, source.test_labels)]
 
         def metrics(x: Array, y: Array) -> dict[str, Array]:
-            upper, lower = exact.losses(population, x, y)
-            guesses = mlp.apply(model(y), mlp.pixels(images)).argmax(1)
-            return {
-                "upper_loss": upper,
-                "lower_loss": lower,
-                "test_accuracy": jnp.mean(guesses == labels),
-                "roc_auc": roc_auc(x, ~corrupted),
-            }
+            return {"test_accuracy": classification.accuracy(net, model(y), *test), "roc_auc": roc_auc(x, right)}
 
-        return Task(population, x0, y0, metrics, strongly_convex=False)
+        def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
+            return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
 
-    def _split(self, source: datasets.Images, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the clean samples, client by client, and of the training samples."""
-        order = rng.permutation(len(source.labels))
-        clean: list[np.ndarray] = []
-        for m in range(self.clients):
-            free = np.setdiff1d(order[source.labels[order] == m % CLASSES], np.concatenate([[], *clean]), assume_unique=False)
-            clean.append(rng.permutation(free)[: self.validation_per_client])
-        validation = np.concatenate(clean)
-        rest = rng.permutation(np.setdiff1d(order, validation))
-        if len(validation) < self.clients * self.validation_per_client or len(rest) < self.clients * self.train_per_client:
+        held = classification.holdings(source.labels, training=train, clean=validation)
+        validated = {"validation_error": validation_error}
+        return Task(population, x0, y0, metrics, strongly_convex=False, validated=validated, holdings=held)
+
+    def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
+        """The clients' training samples, and their clean ones."""
+        if self.clean == "own":
+            parts = partition.deal(self.partition, labels, self.clients, self.data_seed)
+            return classification.split(
+                parts, self.train_per_client, self.validation_per_client, self.data_seed, "data-cleaning"
+            )
+        order = np.random.default_rng(self.data_seed).permutation(len(labels))
+        with_holder = order[labels[order] < self.clients]
+        clean = [
+            with_holder[part][: self.validation_per_client]
+            for part in partition.one_class(labels[with_holder], self.clients, self.data_seed)
+        ]
+        rest = np.setdiff1d(order, np.concatenate(clean))
+        dealt = [rest[part] for part in partition.deal(self.partition, labels[rest], self.clients, self.data_seed)]
+        longest = max(len(part) for part in dealt)
+        if min(map(len, clean)) < self.validation_per_client or longest < self.train_per_client:
             raise InputError(
-                f"data-cleaning: {self.dataset} has {len(order)} training samples, too few for {self.clients} clients with "
+                f"data-cleaning: {self.dataset} has {len(labels)} training samples, too few for {self.clients} clients with "
                 f"{self.train_per_client} training and {self.validation_per_client} clean samples: lower one of the three"
             )
-        return validation, rest[: self.clients * self.train_per_client]
+        shuffled = [np.random.default_rng((self.data_seed, m)).permutation(part) for m, part in enumerate(dealt)]
+        return [part[: self.train_per_client] for part in shuffled], clean

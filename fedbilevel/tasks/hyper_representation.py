@@ -1,0 +1,98 @@
+"""Hyper-representation: learn features on validation data such that a head trained on top of them does well.
+
+FedMBO (ICML 2023, section 5), FBO-AggITD (ICML 2023, section 5), MeFBO (ICLR 2025, Eq. 15), after FedNest. x holds the first
+layers of a network, y the last, and all clients share both:
+
+    min_x  Σ_m ℓ(x, y*(x); validation data of m)/M,    y*(x) = argmin_y  Σ_m ℓ(x, y; training data of m)/M + rc |y|²
+
+ℓ is the cross-entropy: convex in a head of one layer, strongly so with rc > 0. Of LeNet-5 the last two layers are
+the head (FBO-AggITD, A.2), which is not convex.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jax import Array
+
+from fedbilevel.data import datasets, partition
+from fedbilevel.population import Population
+from fedbilevel.problem import from_trees
+from fedbilevel.settings import check_all, choice, count, real
+from fedbilevel.tasks import classification
+from fedbilevel.tasks.base import SuitedTable, Task, by_trial, from_paper
+from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
+
+
+@dataclass(frozen=True)
+class HyperRepresentation:
+    """Learn features on validation data, and one head for all clients on training data."""
+
+    headline: ClassVar[str] = "test_accuracy"
+    suited: ClassVar[SuitedTable] = {
+        "hyper-representation": by_trial(),
+        "hyper-representation-mnist": from_paper(
+            "MeFBO, table 3; FBO-AggITD, A.3",
+            mefbo=dict(
+                eta_x=0.1,
+                eta_y=0.1,
+                eta_theta=0.07,
+                lambda_x=0.1,
+                lambda_y=0.1,
+                lambda_theta=0.07,
+                penalty=2.7,
+                growth=0.001,
+                proximal=0.015,
+            ),
+            simfbo=dict(eta_x=0.2, eta_y=0.1, eta_u=0.05, gamma_x=0.2, gamma_y=0.1, gamma_u=0.05),
+            fednest=dict(alpha=0.02, beta=0.01),
+            lfednest=dict(alpha=0.02, beta=0.01),
+            fbo_aggitd=dict(alpha=0.01, beta=0.003, neumann_step=0.01, lower_rounds=5),
+        ),
+    }
+
+    dataset: str = choice("digits", "the images", datasets.IMAGES)
+    clients: int = count(10, "number of clients")
+    partition: str = partition.way("iid", "how samples are dealt to clients; the papers' non-i.i.d.: shards:2")
+    train_per_client: int = count(70, "training samples of a client; the papers' MNIST: 300, non-i.i.d. 480")
+    validation_per_client: int = count(69, "validation samples of a client; the papers' MNIST: 300, non-i.i.d. 120")
+    model: str = classification.model()
+    hidden: int = count(32, "width of an mlp's hidden layer; the papers': 200")
+    scaling: str = classification.scaling()
+    rc: float = real(0.05, "weight of |y|²", least=0, source="MeFBO, table 2")
+    batch_size: int = count(32, "samples in a minibatch; the papers': 64")
+    data_seed: int = count(0, "of the split and the model's start", least=0)
+
+    def __post_init__(self) -> None:
+        check_all(self)
+
+    def build(self, data: str = "") -> Task:
+        """The task; `data` is the folder of data sets that are not bundled."""
+        source = datasets.load(self.dataset, data)
+        parts = partition.deal(self.partition, source.labels, self.clients, self.data_seed)
+        train, validation = classification.split(
+            parts, self.train_per_client, self.validation_per_client, self.data_seed, "hyper-representation"
+        )
+        net = classification.network(self.model, source, [self.hidden], self.scaling, self.data_seed)
+        features, head = net.layers[: -net.head], net.layers[-net.head :]
+
+        def f(x: Any, y: Any, rows: Labelled) -> Array:
+            return cross_entropy(net.apply([*x, *y], rows.images), rows.labels).mean()
+
+        def g(x: Any, y: Any, rows: Labelled) -> Array:
+            return f(x, y, rows) + self.rc * squared_norm(y)
+
+        problem, x0, y0, x_layers, y_layers = from_trees(f, g, features, head)
+        upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
+        population = Population.build(problem, upper, lower, batch_size=self.batch_size)
+        test = [jnp.asarray(a) for a in (source.test_images, source.test_labels)]
+
+        def metrics(x: Array, y: Array) -> dict[str, Array]:
+            accuracy = classification.accuracy(net, [*x_layers(x), *y_layers(y)], *test)
+            return {"test_accuracy": accuracy}
+
+        held = classification.holdings(source.labels, training=train, validation=validation)
+        convex = self.model == "mlp" and self.rc > 0
+        return Task(population, x0, y0, metrics, strongly_convex=convex, holdings=held)

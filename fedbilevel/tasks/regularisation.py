@@ -1,0 +1,109 @@
+"""Regularisation tuning: hospitals fit one logistic regression and learn how strongly to shrink each of its coefficients.
+
+    min_x  Σ_m ℓ(y*(x); held-out patients of m)/M,    y*(x) = argmin_y  Σ_m ℓ(y; other patients of m)/M + ½ Σ_j d_j(x) y_j²
+
+on scikit-learn's breast-cancer data: 569 patients with 30 features each. d_j is exp(x_j), or x_j itself confined to a box.
+Hospitals differ in their mix of cases. The lower level is strongly convex, as most methods assume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.data import partition
+from fedbilevel.population import Population
+from fedbilevel.problem import Problem
+from fedbilevel.sets import Box, Sets
+from fedbilevel.settings import check_all, choice, count
+from fedbilevel.tasks.base import Holdings, SuitedTable, Task, by_trial
+from fedbilevel.tasks.classification import split
+
+WEAKEST, STRONGEST = 1e-3, 10.0  # decay, where it is confined to a box
+
+
+class Patients(NamedTuple):
+    """Standardised features and a last one that is always 1, and 1 for a benign or 0 for a malignant tumour."""
+
+    features: Array
+    benign: Array
+
+
+def logistic_loss(y: Array, patients: Patients) -> Array:
+    """-log of the probability given to what is the case, for each patient."""
+    score = patients.features @ y
+    return jax.nn.softplus(score) - patients.benign * score
+
+
+def f(x: Array, y: Array, patients: Patients) -> Array:
+    """The loss on held-out patients."""
+    return logistic_loss(y, patients).mean()
+
+
+def g_log(x: Array, y: Array, patients: Patients) -> Array:
+    """The loss with weight decay exp(x)."""
+    return logistic_loss(y, patients).mean() + 0.5 * jnp.exp(x) @ y**2
+
+
+def g_box(x: Array, y: Array, patients: Patients) -> Array:
+    """The loss with weight decay x."""
+    return logistic_loss(y, patients).mean() + 0.5 * x @ y**2
+
+
+@dataclass(frozen=True)
+class Regularisation:
+    """Learn a weight decay for each feature of a logistic regression across hospitals."""
+
+    headline: ClassVar[str] = "test_loss"
+    suited: ClassVar[SuitedTable] = {"regularisation": by_trial()}
+
+    clients: int = count(8, "number of hospitals")
+    partition: str = partition.way("dirichlet:1", "how patients come to hospitals")
+    decay: str = choice("log", "x: the logarithm of the decay, or the decay confined to a box", ("log", "box"))
+    batch_size: int = count(16, "patients in a minibatch")
+    data_seed: int = count(0, "of the split", least=0)
+
+    def __post_init__(self) -> None:
+        check_all(self)
+
+    def build(self, data: str = "") -> Task:
+        """The task; its data is bundled."""
+        from sklearn.datasets import load_breast_cancer
+
+        features, benign = load_breast_cancer(return_X_y=True)
+        order = np.random.default_rng(self.data_seed).permutation(len(benign))
+        test, rest = order[:149], order[149:]
+        features = (features - features[rest].mean(0)) / features[rest].std(0)
+        features = np.concatenate([features, np.ones((len(features), 1))], 1)
+
+        def patients(part: np.ndarray) -> Patients:
+            return Patients(jnp.asarray(features[part]), jnp.asarray(benign[part], float))
+
+        parts = [rest[p] for p in partition.deal(self.partition, benign[rest], self.clients, self.data_seed)]
+        largest = max(map(len, parts))
+        train, validation = split(parts, (largest + 1) // 2, largest // 2, self.data_seed, "regularisation")
+        problem = Problem(f, g_log) if self.decay == "log" else Problem(f, g_box, Sets(x=Box(WEAKEST, STRONGEST)))
+        population = Population.build(
+            problem, [patients(p) for p in validation], [patients(p) for p in train], batch_size=self.batch_size
+        )
+        unseen = patients(test)
+
+        def metrics(x: Array, y: Array) -> dict[str, Array]:
+            right = jnp.sign(unseen.features @ y) == 2 * unseen.benign - 1
+            return {
+                "test_loss": logistic_loss(y, unseen).mean(),
+                "test_accuracy": right.mean(),
+            }
+
+        held = {
+            what: np.stack([np.bincount(benign[p], minlength=2) for p in dealt])
+            for what, dealt in (("training", train), ("validation", validation))
+        }
+        dimension = features.shape[1]
+        start = jnp.full(dimension, np.log(0.1) if self.decay == "log" else 0.1)
+        return Task(population, start, jnp.zeros(dimension), metrics, holdings=Holdings(("malignant", "benign"), held))

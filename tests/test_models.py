@@ -1,0 +1,73 @@
+"""The networks against JAX's own convolutions, known sizes, and finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from fedbilevel.models import conv4, convolution, lenet, mlp
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 7), (3, 2, 7), (3, 2, 8), (5, 1, 9), (1, 1, 4)])
+def test_patches_times_a_matrix_is_a_convolution(size, stride, side):
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.standard_normal((2, side, side, 3)))
+    weights, bias = rng.standard_normal((size * size * 3, 4)), rng.standard_normal(4)
+    ours = convolution.convolve(images, (jnp.asarray(weights), jnp.asarray(bias)), size, stride)
+    layout = ("NHWC", "HWIO", "NHWC")
+    theirs = lax.conv_general_dilated(
+        images, weights.reshape(size, size, 3, 4), (stride, stride), "VALID", dimension_numbers=layout
+    )
+    np.testing.assert_allclose(ours, theirs + bias, rtol=1e-10, atol=1e-12)
+
+
+def test_pooling():
+    images = jnp.arange(2 * 5 * 4 * 3.0).reshape(2, 5, 4, 3)
+    by_hand = np.asarray(images)[:, :4].reshape(2, 2, 2, 2, 2, 3)
+    np.testing.assert_array_equal(convolution.pooled_max(images), by_hand.max((2, 4)))
+
+
+def test_lenet_has_lecuns_61706_weights_and_takes_images_up_to_32_pixels():
+    layers = lenet.init(jax.random.key(0), 1, 10)
+    assert count(layers) == 61_706
+    for side in (8, 28, 32):
+        assert lenet.apply(layers, jnp.ones((3, side, side, 1))).shape == (3, 10)
+    edge = lenet.apply(layers, jnp.pad(jnp.ones((1, 28, 28, 1)), ((0, 0), (2, 2), (2, 2), (0, 0))))
+    np.testing.assert_allclose(lenet.apply(layers, jnp.ones((1, 28, 28, 1))), edge)
+
+
+def test_conv4_has_finns_sizes_and_normalises_over_the_images_of_a_task():
+    blocks = conv4.init(jax.random.key(0), 1, 64)
+    assert count(blocks) == (9 * 64 + 64) + 3 * (9 * 64 * 64 + 64) + 4 * 128
+    images = jax.random.uniform(jax.random.key(1), (5, 28, 28, 1))
+    features = conv4.apply(blocks, images, strided=True)
+    assert features.shape == (5, 64)
+    colour = conv4.init(jax.random.key(0), 3, 64)
+    assert jax.eval_shape(lambda b, i: conv4.apply(b, i, False), colour, jnp.ones((2, 84, 84, 3))).shape == (2, 1600)
+    np.testing.assert_allclose(features, conv4.apply(blocks, 3 * images, strided=True), rtol=0.02, atol=0.02)  # scale-free
+    assert not np.allclose(features[:2], conv4.apply(blocks, images[:2], strided=True))
+
+
+def test_second_order_products_through_convolutions_are_finite_differences():
+    images = jax.random.uniform(jax.random.key(1), (3, 12, 12, 1))
+    blocks = conv4.init(jax.random.key(0), 1, 3)
+    flat, tree = ravel_pytree(blocks)
+    slope = jax.jit(jax.grad(lambda v: jnp.sum(jnp.tanh(conv4.apply(tree(v), images, strided=True)))))
+    direction = jax.random.normal(jax.random.key(2), flat.shape)
+    product = jax.vjp(slope, flat)[1](direction)[0]
+    step = 1e-6
+    difference = (slope(flat + step * direction) - slope(flat - step * direction)) / (2 * step)
+    np.testing.assert_allclose(product, difference, rtol=1e-4, atol=1e-6 * float(jnp.abs(product).max()))
+
+
+def test_an_mlp_is_its_formula():
+    layers = mlp.init(jax.random.key(0), [4, 3, 2])
+    inputs = np.random.default_rng(0).standard_normal((5, 4))
+    (a, b), (c, d) = [tuple(map(np.asarray, layer)) for layer in layers]
+    np.testing.assert_allclose(mlp.apply(layers, jnp.asarray(inputs)), np.maximum(inputs @ a + b, 0) @ c + d)
