@@ -1,7 +1,5 @@
 """The tasks: their metrics against scikit-learn, their data, and progress by every algorithm that fits."""
 
-import gzip
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ from sklearn.metrics import roc_auc_score
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.configuration import Configuration
 from fedbilevel.data import datasets
-from fedbilevel.errors import InputError
 from fedbilevel.tasks.data_cleaning import CLASSES, DataCleaning, roc_auc
 
 
@@ -38,26 +35,6 @@ def test_data_cleaning_is_laid_out_as_described():
     held_out = {image.tobytes() for image in source.test_images}
     assert not held_out & {image.tobytes() for image in images}
     assert images.dtype == np.uint8
-
-
-def test_mnist_like_files_are_read_and_checked(tmp_path):
-    def idx(array):
-        header = b"\0\0\x08" + bytes([array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-        return header + array.astype(np.uint8).tobytes()
-
-    folder = tmp_path / "mnist"
-    folder.mkdir()
-    for split, n in (("train", 60_000), ("t10k", 10_000)):
-        (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(np.arange(n) % 10))
-        (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros((n, 28, 28))), 1))
-    loaded = datasets.load("mnist", tmp_path)
-    assert loaded.images.shape == (60_000, 28, 28) and loaded.test_labels[13] == 3
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.arange(100)))
-    with pytest.raises(InputError, match="t10k-labels-idx1-ubyte is not an IDX file of 10000"):
-        datasets.load("mnist", tmp_path)
-    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"not IDX")
-    with pytest.raises(InputError, match="is not an IDX file"):
-        datasets.load("mnist", tmp_path)
 
 
 GLOBAL = [name for name, entry in ALGORITHMS.items() if entry.load().lower_level == "global" and name != "fedavg"]

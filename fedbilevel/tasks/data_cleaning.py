@@ -88,7 +88,7 @@ class DataCleaning:
         "fedavg": dict(gamma=0.3),
     }
 
-    dataset: str = choice("digits", "the images", datasets.LOADERS)
+    dataset: str = choice("digits", "the images", datasets.IMAGES)
     clients: int = count(10, "number of clients")
     corruption: float = real(0.4, "ρ, share of the training labels replaced by random ones", least=0, most=1)
     train_per_client: int = count(110, "training samples of a client; the paper's MNIST: 4500")
@@ -104,7 +104,7 @@ class DataCleaning:
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
-        source = datasets.load(self.dataset, data)
+        source: datasets.Images = datasets.load(self.dataset, data)
         rng = np.random.default_rng(self.data_seed)
         validation, train = self._split(source, rng)
         given = source.labels[train].copy()
