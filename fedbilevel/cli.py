@@ -15,6 +15,8 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.data import commands
+from fedbilevel.data.datasets import SETS, existing_folder
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.registry import Entry, find
 from fedbilevel.settings import nearest, settings
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fedbilevel.runs import RunFolder
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(commands.app, name="data")
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
@@ -72,13 +75,13 @@ def run(
     every: Annotated[int, _option(_whole, "Rounds between two metrics.")] = 10,
     chunk_size: Annotated[int | None, _option(_whole, "Clients computed at once, to bound memory.")] = None,
     loss_bound: Annotated[float, _option(_number, "A loss above this counts as divergence.")] = 1e6,
-    data: Annotated[str, typer.Option(help="Folder of data sets that are not bundled.")] = "",
+    data: Annotated[
+        str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")
+    ] = "",
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Run algorithms on a task, with the same budget each, and compare them."""
-    from fedbilevel.data.datasets import existing_folder
-
     find(TASKS, "task", task)
     for name in algorithms:
         find(ALGORITHMS, "algorithm", name)
@@ -142,11 +145,14 @@ def compare(
 
 @app.command("list")
 def list_() -> None:
-    """Name the algorithms and the tasks, a line each."""
+    """Name the algorithms, the tasks and the data sets, a line each."""
     for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
         console.print(title, style="bold")
         for name, entry in table.items():
             console.print(f"  {name:14} {entry.summary:52} {entry.paper}", soft_wrap=True)
+    console.print("data sets", style="bold")
+    for name, source in SETS.items():
+        console.print(f"  {name:14} {source.summary:52} {source.get or 'bundled'}", soft_wrap=True)
 
 
 @app.command()

@@ -6,13 +6,13 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.data.datasets import SETS, folder_of
 from fedbilevel.errors import InputError
 from fedbilevel.experiment import Experiment
 from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
@@ -39,7 +39,7 @@ class Configuration:
     every: int = 10
     chunk_size: int | None = None
     loss_bound: float = 1e6
-    data: str = ""  # folder of data sets that are not bundled
+    data: str = ""  # folder of the data set, if it is not bundled
     precision: str = "float32"
 
     @classmethod
@@ -55,7 +55,7 @@ class Configuration:
         )
         if rest.get("bernoulli") is None:
             rest = {**rest, **{name: value for name, value in entry.run.items() if rest.get(name) is None}}
-        rest["data"] = rest.get("data") or os.environ.get("FEDBILEVEL_DATA", "")
+        rest["data"] = _data_folder(knobs.get("dataset", ""), rest.get("data", ""))
         return cls(task, knobs, algorithm, hyperparameters, precision=_precision(), **rest)
 
     def plain(self) -> dict[str, Any]:
@@ -94,6 +94,11 @@ class Configuration:
             chunk_size=self.chunk_size,
             loss_bound=self.loss_bound,
         )
+
+
+def _data_folder(name: str, given: str) -> str:
+    """Where a task's data set is now, in full, so that a run finds it whatever the environment is when it goes on."""
+    return str(folder_of(name, given)) if name in SETS and SETS[name].get else given
 
 
 def _precision() -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from fedbilevel import cli
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.data.datasets import SETS
 from fedbilevel.tasks import TASKS
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
@@ -25,6 +26,8 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
 def run(monkeypatch, capsys, tmp_path):
     """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no data set is there
+    monkeypatch.delenv("FEDBILEVEL_DATA", raising=False)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
@@ -72,10 +75,10 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic"], "Missing argument"),
         (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
         (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
-        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist is not bundled: name the folder"),
+        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist is not there: looked for train-"),
         (
             ["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist", "--data", "."],
-            "no file train-images-idx3-ubyte[.gz] in ",
+            "get it with 'fedbilevel data fetch mnist'",
         ),
         (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
@@ -86,6 +89,10 @@ def run(monkeypatch, capsys, tmp_path):
         (["compare", ".", "--out", "x.xyz"], "must end in .png, .svg or .pdf; given: x.xyz"),
         (["resume", "no/such"], "no/such holds no run"),
         (["compare", "."], ". holds no run"),
+        (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
+        (["data", "fetch", "digits"], "digits is bundled: there is nothing to fetch"),
+        (["data", "fetch", "mini-imagenet"], "mini-imagenet has no free mirror: make it from ImageNet"),
+        (["data", "fetch"], "Missing argument"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )
@@ -152,6 +159,8 @@ def test_list_is_a_line_each_and_show_explains_every_setting(run):
     _, out, _ = run("list")
     for name, entry in {**ALGORITHMS, **TASKS}.items():
         assert any(name in line and entry.summary in line and entry.paper in line for line in out.splitlines())
+    for name, source in SETS.items():
+        assert any(name in line and source.summary in line and (source.get or "bundled") in line for line in out.splitlines())
     for name in {**ALGORITHMS, **TASKS}:
         code, out, _ = run("show", name)
         assert code == 0 and "default" in out

@@ -1,65 +1,81 @@
-"""Image data sets: the digits that ship with scikit-learn, and MNIST-like sets from a folder of IDX files."""
+"""The data sets: what they are, where their files are looked for, and `load`.
+
+A set that is not bundled is looked for in a given folder, then in $FEDBILEVEL_DATA, then in the cache folder, to which
+`fedbilevel data fetch` writes; in each of them first in the subfolder of the set's name, then directly. Reading this
+module imports no loader. A bundled set's module has `make()`; that of any other has
+
+    WANTED                  the files it looks for, in words
+    find(folder)            the set's files in a folder; none unless it is all there
+    read(found)             the set of these files, checked; `InputError` names the file that is not as it should be
+"""
 
 from __future__ import annotations
 
-import gzip
+import importlib
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedbilevel.errors import InputError
+from fedbilevel.settings import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Images(NamedTuple):
-    """uint8 images and their labels; `test_` parts are for judging only."""
+    """Images of ten classes: uint8 (n, height, width) or (n, height, width, 3); `test_` parts are for judging only."""
 
     images: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray  # int32
     test_images: np.ndarray
     test_labels: np.ndarray
 
 
-def digits(folder: Path | None = None) -> Images:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels; 400 of them, the same always, are the test set."""
-    from sklearn.datasets import load_digits
+class Classes(NamedTuple):
+    """Many classes of few images, for few-shot learning; rows are sorted by label, labels count from 0."""
 
-    bunch = load_digits()
-    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
-    labels = bunch.target.astype(np.int32)
-    order = np.random.default_rng(0).permutation(len(images))
-    test, rest = order[:400], order[400:]
-    return Images(images[rest], labels[rest], images[test], labels[test])
+    images: np.ndarray  # uint8 (n, height, width) or (n, height, width, 3)
+    labels: np.ndarray  # int32 (n,)
+    group: np.ndarray  # int32 (classes,): the group of each class, an index of `groups`
+    groups: tuple[str, ...]  # alphabets, or the splits of MiniImageNet
 
 
-def mnist_like(name: str) -> Callable[[Path | None], Images]:
-    """A loader for the four IDX files of a set, in the data folder or its subfolder of that name."""
+class Source(NamedTuple):
+    """Where a set's loader is, what the set is in one line, and how to get it."""
 
-    def load(folder: Path | None) -> Images:
-        where = [folder, folder / name] if folder else []
-        parts = [
-            _idx(where, name, f"{split}-{kind}-ubyte", count)
-            for split, count in (("train", 60_000), ("t10k", 10_000))
-            for kind in ("images-idx3", "labels-idx1")
-        ]
-        return Images(parts[0], parts[1].astype(np.int32), parts[2], parts[3].astype(np.int32))
-
-    return load
+    module: str
+    summary: str
+    get: str = ""  # empty: bundled
 
 
-LOADERS: dict[str, Callable[[Path | None], Images]] = {
-    "digits": digits,
-    "mnist": mnist_like("mnist"),
-    "fashion-mnist": mnist_like("fashion-mnist"),
+IMAGES = {
+    "digits": Source("digits", "1,797 handwritten digits, 8 x 8"),
+    "mnist": Source("idx", "70,000 handwritten digits, 28 x 28", "fedbilevel data fetch mnist"),
+    "fashion-mnist": Source("idx", "70,000 articles of clothing, 28 x 28", "fedbilevel data fetch fashion-mnist"),
+    "cifar-10": Source("cifar", "60,000 photographs, 32 x 32 in colour", "fedbilevel data fetch cifar-10"),
 }
+CLASSES = {
+    "glyphs": Source("glyphs", "48 generated characters of 6 alphabets, 28 x 28"),
+    "omniglot": Source("omniglot", "1,623 characters of 50 alphabets, 28 x 28", "fedbilevel data fetch omniglot"),
+    "mini-imagenet": Source(
+        "mini_imagenet",
+        "100 classes of 600 photographs, 84 x 84 in colour",
+        "make it from ImageNet (image-net.org), whose terms you must accept",
+    ),
+}
+SETS = {**IMAGES, **CLASSES}
 
 
-def load(name: str, folder: str | os.PathLike[str] = "") -> Images:
-    """The data set of that name; sets that are not bundled are read from `folder`, or from $FEDBILEVEL_DATA."""
-    given = folder or os.environ.get("FEDBILEVEL_DATA", "")
-    return LOADERS[name](existing_folder(given) if given else None)
+def load(name: str, folder: str | os.PathLike[str] = "") -> Any:
+    """The data set of that name: `Images` if it is one of `IMAGES`, `Classes` if it is one of `CLASSES`."""
+    loader = _loader(name)
+    return loader.read(_found(name, folder)[1]) if SETS[name].get else loader.make()
+
+
+def folder_of(name: str, folder: str | os.PathLike[str] = "") -> Path:
+    """The folder in which `load` finds a set that is not bundled: given instead of `folder`, it finds the same files."""
+    return _found(name, folder)[0]
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:
@@ -69,24 +85,41 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def _idx(folders: list[Path], name: str, stem: str, count: int) -> np.ndarray:
-    candidates = [folder / f"{stem}{end}" for folder in folders for end in (".gz", "")]
-    for path in candidates:
-        if path.is_file():
-            return _read_idx(path, count)
-    if not folders:
-        raise InputError(f"{name} is not bundled: name the folder that holds its IDX files with --data, or in $FEDBILEVEL_DATA")
-    raise InputError(f"{name}: no file {stem}[.gz] in {' or '.join(map(str, folders))}: put the set's four IDX files there")
+def cache_folder() -> Path:
+    """Where fetched data sets are: `fedbilevel` in $XDG_CACHE_HOME, or in ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fedbilevel"
 
 
-def _read_idx(path: Path, count: int) -> np.ndarray:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        dimensions = data[3]
-        shape = tuple(int.from_bytes(data[4 + 4 * k : 8 + 4 * k], "big") for k in range(dimensions))
-        array = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-        if data[:3] != b"\0\0\x08" or shape not in ((count,), (count, 28, 28)):
-            raise ValueError(f"shape {shape}")
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise InputError(f"{path} is not an IDX file of {count} entries ({error}): get it again") from None
-    return array
+def source(name: str) -> Source:
+    """What the table says of a data set; `InputError` with the nearest names if there is none."""
+    if name not in SETS:
+        raise InputError(f"there is no data set {name!r}{nearest(name, SETS)}")
+    return SETS[name]
+
+
+def damaged(path: str | os.PathLike[str], problem: object) -> InputError:
+    """The error of a file that is not what its name says."""
+    return InputError(f"{os.fspath(path)}: {' '.join(str(problem).split())}: get the file again")
+
+
+def _loader(name: str) -> Any:
+    return importlib.import_module(f"fedbilevel.data.{source(name).module}")
+
+
+def _found(name: str, folder: str | os.PathLike[str]) -> tuple[Path, list[Path]]:
+    """The folder that holds the set, and the set's files there."""
+    loader, tried = _loader(name), []
+    given = [existing_folder(folder)] if folder else []
+    environment = os.environ.get("FEDBILEVEL_DATA")
+    for place in (*given, *([Path(environment)] if environment else []), cache_folder()):
+        for candidate in (place / name, place):
+            if candidate.name in SETS.keys() - {name}:  # MNIST's files and Fashion-MNIST's have the same names
+                continue
+            if found := loader.find(candidate):
+                return candidate.absolute(), found
+            tried.append(str(candidate))
+    get = f"get it with '{SETS[name].get}'" if SETS[name].get.startswith("fedbilevel ") else SETS[name].get
+    raise InputError(
+        f"{name} is not there: looked for {loader.WANTED} in {', '.join(dict.fromkeys(tried))}; {get}, "
+        "or name its folder with --data or in $FEDBILEVEL_DATA"
+    )

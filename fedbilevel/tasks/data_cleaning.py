@@ -141,7 +141,7 @@ class DataCleaning:
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
-        source = datasets.load(self.dataset, data)
+        source: datasets.Images = datasets.load(self.dataset, data)
         train, validation = self._dealt(source.labels)
         place = np.split(np.arange(sum(map(len, train)), dtype=np.int32), np.cumsum([len(part) for part in train])[:-1])
         samples = np.concatenate(train)

@@ -82,7 +82,7 @@ class FewShot:
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
-        source = datasets.load(self.dataset, data)
+        source: datasets.Classes = datasets.load(self.dataset, data)
         held, unseen = self._dealt(source)
         train, validation, drawn = zip(
             *(self._tasks(source, classes, self.tasks, (self.data_seed, m)) for m, classes in enumerate(held)), strict=True

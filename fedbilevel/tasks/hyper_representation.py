@@ -70,7 +70,7 @@ class HyperRepresentation:
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
-        source = datasets.load(self.dataset, data)
+        source: datasets.Images = datasets.load(self.dataset, data)
         parts = partition.deal(self.partition, source.labels, self.clients, self.data_seed)
         train, validation = classification.split(
             parts, self.train_per_client, self.validation_per_client, self.data_seed, "hyper-representation"

@@ -87,7 +87,7 @@ class LossTuning:
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
-        source = datasets.load(self.dataset, data)
+        source: datasets.Images = datasets.load(self.dataset, data)
         kept = partition.long_tail(source.labels, self.most, self.ratio, self.data_seed)
         parts = [kept[p] for p in partition.deal(self.partition, source.labels[kept], self.clients, self.data_seed)]
         train, validation = classification.split(

@@ -1,0 +1,69 @@
+"""The commands `fedbilevel data ...`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    from fedbilevel.data.fetch import File
+
+app = typer.Typer(no_args_is_help=True, help="Get data sets.")
+
+LINES = 4  # plain lines for a file
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="The data set; 'fedbilevel list' names them.")],
+    to: Annotated[Path | None, typer.Option(help="Folder of data sets to write to; your cache folder unless given.")] = None,
+) -> None:
+    """Download a data set from its public mirrors, and check it."""
+    from fedbilevel.data.datasets import cache_folder
+    from fedbilevel.data.fetch import fetch
+
+    console = Console(highlight=False, markup=False)
+    with _shown(console) as progress:
+        downloaded = fetch(name, to, progress)
+    done = "fetched and checked" if downloaded else "already there, and right"
+    console.print(f"{name}: {done}: {(to or cache_folder()) / name}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _shown(console: Console) -> Iterator[Callable[[File, int], None]]:
+    """Within it, the function that it gives shows how far a file is: bars on a terminal, lines elsewhere."""
+    if console.is_terminal:
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        tasks: dict[str, TaskID] = {}
+
+        def advance(file: File, done: int) -> None:
+            if file.name not in tasks:
+                tasks[file.name] = bar.add_task(file.name, total=file.size)
+            bar.update(tasks[file.name], completed=done)
+
+        with bar:
+            yield advance
+        return
+
+    shown: dict[str, int] = {}
+
+    def line(file: File, done: int) -> None:
+        reached = done * LINES // file.size
+        if reached != shown.get(file.name):
+            shown[file.name] = reached
+            console.print(f"{file.name}: {done / 1e6:.1f} of {file.size / 1e6:.1f} MB", soft_wrap=True)
+
+    yield line
