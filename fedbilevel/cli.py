@@ -15,6 +15,7 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.arguments import assignments, picture_path
 from fedbilevel.data import commands
 from fedbilevel.data.datasets import SETS, existing_folder
 from fedbilevel.errors import Diverged, InputError
@@ -101,7 +102,7 @@ def run(
         loss_bound=loss_bound,
         data=str(existing_folder(data).resolve()) if data else "",
     )
-    _start(task, _assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
+    _start(task, assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
 
 
 @app.command()
@@ -129,8 +130,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("comparison.png"),
 ) -> None:
     """Show runs side by side, as a table and a picture."""
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"the picture's name must end in .png, .svg or .pdf; given: {out}")
+    picture_path(out)
     from fedbilevel import report
     from fedbilevel.runs import RunFolder
 
@@ -149,10 +149,10 @@ def list_() -> None:
     for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
         console.print(title, style="bold")
         for name, entry in table.items():
-            console.print(f"  {name:14} {entry.summary:52} {entry.paper}", soft_wrap=True)
+            console.print(f"  {name:26} {entry.summary:56} {entry.paper}", soft_wrap=True)
     console.print("data sets", style="bold")
     for name, source in SETS.items():
-        console.print(f"  {name:14} {source.summary:52} {source.get or 'bundled'}", soft_wrap=True)
+        console.print(f"  {name:26} {source.summary:56} {source.get or 'bundled'}", soft_wrap=True)
 
 
 @app.command()
@@ -251,21 +251,11 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
         raise Diverged("\n".join(diverged))
 
 
-def _assignments(texts: list[str] | None) -> dict[str, str]:
-    pairs = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InputError(f"{text!r} is not of the form NAME=VALUE")
-        pairs[name.strip()] = value.strip()
-    return pairs
-
-
 def _by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
     """Each algorithm's own values: those set for it by name, and those set for all that have such a field."""
     fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
     values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
-    for name, value in _assignments(texts).items():
+    for name, value in assignments(texts).items():
         owner, dot, field = name.rpartition(".")
         if dot and owner not in values:
             raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")

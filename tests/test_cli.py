@@ -45,7 +45,7 @@ def run(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning?"),
+        (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning or"),
         (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
         (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; there are: fedbioacc, "),
         (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
@@ -93,6 +93,10 @@ def run(monkeypatch, capsys, tmp_path):
         (["data", "fetch", "digits"], "digits is bundled: there is nothing to fetch"),
         (["data", "fetch", "mini-imagenet"], "mini-imagenet has no free mirror: make it from ImageNet"),
         (["data", "fetch"], "Missing argument"),
+        (["data", "show", "quadratic"], "quadratic has no classes to draw"),
+        (["data", "show", "few-short"], "there is no task 'few-short'; did you mean few-shot"),
+        (["data", "show", "few-shot", "--out", "a.jpg"], "must end in .png, .svg or .pdf; given: a.jpg"),
+        (["data", "show", "loss-tuning", "--knob", "partition=dirichlet"], "partition must be iid, one-class, shards:S"),
         (["nonsense"], "No such command 'nonsense'"),
     ],
 )
@@ -153,6 +157,13 @@ def test_a_run_that_diverges_before_its_first_row_leaves_no_traceback(run):
 def test_data_without_corruption_can_be_cleaned_too(run):
     code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "corruption=0", "--rounds", "10", "--out", "[a]")
     assert code == 0 and re.search(r"fedavg +\S+ +0.5 +10 ", out) and "runs: [a]" in out, err
+
+
+def test_data_show_draws_who_holds_what(run, tmp_path):
+    code, out, _ = run("data", "show", "regularisation", "--knob", "clients=5", "--knob", "partition=one-class")
+    assert code == 0 and "training: 5 clients with" in out and "of 1 to 1 classes" in out
+    assert (tmp_path / "regularisation-holdings.png").read_bytes()[:4] == b"\x89PNG"
+    assert run("data", "show", "regularisation", "--out", "who.svg")[0] == 0 and (tmp_path / "who.svg").exists()
 
 
 def test_list_is_a_line_each_and_show_explains_every_setting(run):

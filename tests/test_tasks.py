@@ -96,7 +96,7 @@ def test_data_cleaning_of_the_fourth_paper_has_its_sizes(mnist, partition, train
     assert task.population.size == 100 and sizes(task) == ({train}, {validation})
     assert task.y.shape == (784 * 200 + 200 + 200 * 10 + 10,)
     configuration = Configuration.resolve("data-cleaning-sigmoid", knobs, "mefbo", {}, rounds=10, data=mnist)
-    assert configuration.clients_per_round == 10 and configuration.hyperparameters["proximal"] == 0.05
+    assert configuration.clients_per_round == 10 and configuration.hyperparameters["proximal"] == 20
     again = Configuration.resolve("data-cleaning-sigmoid", {}, "mefbo", {}, rounds=10, data=mnist, clients_per_round=7)
     assert again.clients_per_round == 7
     by_chance = Configuration.resolve("data-cleaning-sigmoid", {}, "mefbo", {}, rounds=10, data=mnist, bernoulli=0.2)
@@ -284,7 +284,8 @@ def test_few_shot_tasks_are_of_a_clients_own_classes_and_their_two_sides_share_n
             alphabets.append((m, {int(source.group[c]) for names in of_label.values() for c in names}))
     first, second = (set.union(*(names for m, names in alphabets if m == client)) for client in (0, 1))
     assert not first & second and len(first | second) <= 4
-    assert (task.holdings.counts["classes of tasks"].sum(1) == 24).all()
+    assert (task.holdings.counts["training"].sum(1) == 6 * 4 * 2).all()
+    assert set(np.flatnonzero(task.holdings.counts["validation"][0])) == first
 
 
 def test_a_new_tasks_classifier_is_scikit_learns():
@@ -307,10 +308,13 @@ def test_few_shot_says_what_does_not_fit():
 # --- all of them ---
 
 
+LIGHT = {"few-shot": dict(tasks=3, filters=4)}
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_client_cannot_read_another_clients_rows(name):
     """Client m's derivatives are the same when every other client's rows are garbage, and when there are none."""
-    task = built(name)
+    task = built(name, **LIGHT.get(name, {}))
     population, m = task.population, 1
 
     def spoiled(shards):
@@ -348,7 +352,8 @@ def test_a_client_cannot_read_another_clients_rows(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_images_stay_bytes_until_they_are_used(name):
-    for rows in (built(name).population.upper.rows, built(name).population.lower.rows):
+    population = built(name, **LIGHT.get(name, {})).population
+    for rows in (population.upper.rows, population.lower.rows):
         images = getattr(rows, "images", None)
         assert images is None or images.dtype == np.uint8
 
@@ -356,7 +361,7 @@ def test_images_stay_bytes_until_they_are_used(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_loss_is_a_mean_over_rows(name):
     """What a client of unequal size and minibatches both rely on."""
-    task = built(name)
+    task = built(name, **LIGHT.get(name, {}))
     whole = task.population.whole(0)
     for loss, rows in ((task.population.problem.f, whole.upper), (task.population.problem.g, whole.lower)):
         rows, y = rows.rows if isinstance(rows, Ragged) else rows, task.y + 0.1
@@ -376,7 +381,8 @@ def matching():
 
 @pytest.mark.parametrize(("task", "name"), list(matching()))
 def test_every_algorithm_makes_progress_on_every_task_of_its_kind(task, name):
-    configuration = Configuration.resolve(task, {}, name, {}, rounds=300, every=300)
+    knobs, rounds = (dict(tasks=4, filters=8), 40) if task == "few-shot" else ({}, 300)
+    configuration = Configuration.resolve(task, knobs, name, {}, rounds=rounds, every=rounds)
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < (0.95 if name == "fedavg" else 0.7) * first.metrics["upper_loss"]
     if task == "data-cleaning" and name != "fedavg":

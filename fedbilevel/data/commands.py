@@ -11,10 +11,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from fedbilevel.arguments import assignments, picture_path
+from fedbilevel.errors import InputError
+from fedbilevel.registry import find
+
 if TYPE_CHECKING:
     from fedbilevel.data.fetch import File
 
-app = typer.Typer(no_args_is_help=True, help="Get data sets.")
+app = typer.Typer(no_args_is_help=True, help="Get data sets, and see who holds what.")
 
 LINES = 4  # plain lines for a file
 
@@ -33,6 +37,29 @@ def fetch(
         downloaded = fetch(name, to, progress)
     done = "fetched and checked" if downloaded else "already there, and right"
     console.print(f"{name}: {done}: {(to or cache_folder()) / name}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    task: Annotated[str, typer.Argument(help="A task; 'fedbilevel list' names them.")],
+    knob: Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")] = None,
+    data: Annotated[str, typer.Option(help="Folder of data sets, looked into before the usual places.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The picture to write; TASK-holdings.png unless given.")] = None,
+) -> None:
+    """Draw which client holds how many samples of which class."""
+    from fedbilevel.data import picture
+    from fedbilevel.tasks import TASKS
+
+    path = picture_path(out or Path(f"{task}-holdings.png"))
+    held = find(TASKS, "task", task).configure(task, assignments(knob)).build(data).holdings
+    if held is None:
+        raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task makes")
+    picture.holdings(held, f"who holds what: {task}", path)
+    console = Console(highlight=False, markup=False)
+    for purpose, counts in held.counts.items():
+        sizes, kinds = (f"{each.min()} to {each.max()}" for each in (counts.sum(1), (counts > 0).sum(1)))
+        console.print(f"{purpose}: {len(counts)} clients with {sizes} samples of {kinds} classes", soft_wrap=True)
+    console.print(f"picture: {path}", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ TASKS = {
         train_per_client=4500,
         validation_per_client=50,
         hidden=200,
+        scaling="standard",
         batch_size=64,
     ),
     "data-cleaning-sigmoid": _task(
@@ -51,6 +52,7 @@ TASKS = {
         validation_per_client=300,
         layers=2,
         hidden=200,
+        scaling="standard",
         rc=0,
         batch_size=10,
     ),
@@ -64,6 +66,7 @@ TASKS = {
         train_per_client=300,
         validation_per_client=300,
         hidden=200,
+        scaling="standard",
         batch_size=64,
     ),
     "few-shot-omniglot": _task(
@@ -75,6 +78,7 @@ TASKS = {
         clients=11,
         train_groups=33,
         spared_groups=5,
+        tasks=60,
         filters=64,
     ),
     "few-shot-mini-imagenet": _task(
@@ -85,6 +89,7 @@ TASKS = {
         validation_shots=15,
         clients=4,
         train_groups=64,
+        tasks=60,
         rotations=False,
         filters=64,
         halving="pooling",
@@ -101,6 +106,7 @@ TASKS = {
         train_per_client=74,
         validation_per_client=74,
         hidden=200,
+        scaling="standard",
         batch_size=64,
     ),
 }

@@ -27,7 +27,7 @@ class Suited(NamedTuple):
     """Hyperparameters of an algorithm that suit a task, and where they come from."""
 
     values: Mapping[str, Any]
-    source: str = "by trial"
+    source: str
 
 
 SuitedTable = Mapping[str, Mapping[str, Suited]]  # name of the task -> name of the algorithm -> hyperparameters
@@ -38,17 +38,22 @@ def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
     for by_algorithm in (table.get(task, {}), *list(table.values())[:1]):
         if algorithm in by_algorithm:
             return by_algorithm[algorithm]
-    return Suited({})
+    return Suited({}, "")
 
 
-def by_trial(**values: Mapping[str, Any]) -> dict[str, Suited]:
-    """Hyperparameters found by trial, by algorithm, with _ for - in its name."""
-    return {name.replace("_", "-"): Suited(given) for name, given in values.items()}
-
-
-def from_paper(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
-    """Hyperparameters that a paper gives, by algorithm, with _ for - in its name."""
+def suit(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
+    """Hyperparameters from one source, by algorithm, with _ for - in its name."""
     return {name.replace("_", "-"): Suited(given, source) for name, given in values.items()}
+
+
+def simfbo_steps(x: float, y: float, u: float) -> dict[str, float]:
+    """SimFBO's steps where a client's and the server's are the same."""
+    return dict(eta_x=x, eta_y=y, eta_u=u, gamma_x=x, gamma_y=y, gamma_u=u)
+
+
+def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
+    """MeFBO's steps where a client's and the server's are the same."""
+    return dict(eta_x=x, eta_y=y, eta_theta=theta, lambda_x=x, lambda_y=y, lambda_theta=theta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ x holds a weight for every training sample of every client, y the model:
 A share of the training labels is replaced by uniformly random ones. In the first paper s is the identity, and each
 client's clean data is of one class, so that no client can clean its data alone; in the other, s is the sigmoid, and clean
 data is of the same kind as the client's training data. A raw weight can turn negative: then the lower level has no
-minimum, and long runs diverge.
+minimum, and runs diverge, the sooner the larger x's steps are.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from fedbilevel.problem import from_trees
 from fedbilevel.sets import EVERYWHERE, Box, Sets
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import SuitedTable, Task, by_trial, from_paper
+from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
 
-ALPHA = dict(delta=30, offset=10_000)
-SINGLE_LOOP = dict(eta_x=100, eta_y=0.5, eta_u=0.05, gamma_x=100, gamma_y=0.5, gamma_u=0.05, radius=10)
-DOUBLE_LOOP = dict(beta=0.5, lower_rounds=3)
+MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # Li et al., appendix B.1
+LOWER = dict(beta=0.5, lower_rounds=3)
 NEUMANN = dict(smoothness=5, neumann_terms=5)
-OWN_HYPERGRADIENT = dict(tau=0.1, neumann_order=5, c_nu=0.2, c_omega=0.2)
 
 
 class NoisyRows(NamedTuple):
@@ -62,56 +60,54 @@ class DataCleaning:
 
     headline: ClassVar[str] = "test_accuracy"
     suited: ClassVar[SuitedTable] = {
-        "data-cleaning": by_trial(  # on the digits; α_t and c are the paper's
-            fedbioacc=dict(eta=30, gamma=0.3, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, radius=10, **ALPHA),
+        "data-cleaning": suit(
+            "by trial on the digits, momenta of Li et al.",
+            fedbioacc=dict(eta=30, gamma=0.3, tau=0.01, c_u=0.2, radius=10, **MOMENTUM),
             fedbio=dict(eta=50, gamma=0.5, tau=0.03, radius=10),
-            simfbo=SINGLE_LOOP,
-            shrofbo=SINGLE_LOOP,
-            mefbo=dict(
-                eta_x=3000,
-                eta_y=0.05,
-                eta_theta=0.05,
-                lambda_x=3000,
-                lambda_y=0.05,
-                lambda_theta=0.05,
-                penalty=100,
-                growth=0.01,
-            ),
-            fedmbo=dict(alpha=300, **DOUBLE_LOOP, **NEUMANN),
-            fednest=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-            lfednest=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-            stocbio=dict(alpha=100, **DOUBLE_LOOP, **NEUMANN),
-            commfedbio=dict(alpha=100, tau=0.05, system_rounds=3, **DOUBLE_LOOP),
+            simfbo=dict(simfbo_steps(100, 0.5, 0.05), radius=10),
+            shrofbo=dict(simfbo_steps(100, 0.5, 0.05), radius=10),
+            mefbo=dict(mefbo_steps(3000, 0.05, 0.05), penalty=100, growth=0.01),
+            fedmbo=dict(alpha=300, **LOWER, **NEUMANN),
+            fednest=dict(alpha=100, **LOWER, **NEUMANN),
+            lfednest=dict(alpha=100, **LOWER, **NEUMANN),
+            stocbio=dict(alpha=100, **LOWER, **NEUMANN),
+            commfedbio=dict(alpha=100, tau=0.05, system_rounds=3, **LOWER),
             fbo_aggitd=dict(alpha=100, beta=0.5, neumann_step=0.1),
-            local_bsgvr=dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
-            adafbio=dict(eta=0.1, gamma=0.03, **OWN_HYPERGRADIENT, **ALPHA),
-            mrbo=dict(eta=30, gamma=0.3, **OWN_HYPERGRADIENT, **ALPHA),
+            local_bsgvr=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **MOMENTUM),
+            adafbio=dict(eta=0.1, gamma=0.03, tau=0.1, neumann_order=5, **MOMENTUM),
+            mrbo=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **MOMENTUM),
             fedavg=dict(gamma=0.3),
         ),
-        "data-cleaning-mnist": from_paper(
-            "Li et al., appendix B.1",
-            fedbioacc=dict(eta=200, gamma=1, tau=0.01, c_nu=0.2, c_omega=0.2, c_u=0.2, local_steps=5, **ALPHA),
-            fedbio=dict(eta=1000, gamma=0.5, tau=0.01, local_steps=5),
-            fednest=dict(alpha=10_000, beta=1),
-            commfedbio=dict(alpha=10_000, beta=1),
+        "data-cleaning-mnist": suit(
+            "by trial, momenta of Li et al.; their steps (FedBiOAcc: η 200, γ 1; FedBiO: η 1000, γ 0.5) diverge here",
+            fedbioacc=dict(eta=3, gamma=0.1, tau=0.01, c_u=0.2, **MOMENTUM),
+            fedbio=dict(eta=3, gamma=0.1, tau=0.01, radius=10),
+            simfbo=dict(simfbo_steps(10, 0.1, 0.01), radius=10),
+            shrofbo=dict(simfbo_steps(10, 0.1, 0.01), radius=10),
+            mefbo=dict(mefbo_steps(300, 0.05, 0.05), penalty=100, growth=0.01),
+            fedmbo=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
+            fednest=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
+            lfednest=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
+            stocbio=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
+            commfedbio=dict(alpha=30, beta=0.1, lower_rounds=3, tau=0.01, system_rounds=3),
+            fbo_aggitd=dict(alpha=30, beta=0.1, neumann_step=0.02),
+            local_bsgvr=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **MOMENTUM),
+            adafbio=dict(eta=0.01, gamma=0.01, tau=0.02, neumann_order=5, **MOMENTUM),
+            mrbo=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **MOMENTUM),
+            fedavg=dict(gamma=0.1),
         ),
-        "data-cleaning-sigmoid": from_paper(
-            "MeFBO, appendix B.3",
-            mefbo=dict(
-                eta_x=0.1,
-                eta_y=0.05,
-                eta_theta=0.03,
-                lambda_x=0.1,
-                lambda_y=0.05,
-                lambda_theta=0.03,
-                penalty=2,
-                growth=0.01,
-                proximal=0.05,
+        "data-cleaning-sigmoid": {
+            **suit(
+                "MeFBO, appendix B.3; its γ = 0.05 is stable only as the inverse, 1/0.05",
+                mefbo=dict(mefbo_steps(0.1, 0.05, 0.03), penalty=2, growth=0.01, proximal=20),
             ),
-            simfbo=dict(eta_x=0.08, eta_y=0.06, eta_u=0.03, gamma_x=0.08, gamma_y=0.06, gamma_u=0.03),
-            fednest=dict(alpha=0.2, beta=0.1),
-            lfednest=dict(alpha=0.2, beta=0.1),
-        ),
+            **suit("MeFBO, appendix B.3", simfbo=simfbo_steps(0.08, 0.06, 0.03)),
+            **suit(
+                "MeFBO, appendix B.3, with our Neumann series",
+                fednest=dict(alpha=0.2, beta=0.1, smoothness=20, neumann_terms=5),
+                lfednest=dict(alpha=0.2, beta=0.1, smoothness=20, neumann_terms=5),
+            ),
+        },
     }
 
     dataset: str = choice("digits", "the images", datasets.IMAGES)

@@ -28,9 +28,11 @@ from fedbilevel.models import conv4
 from fedbilevel.population import Population
 from fedbilevel.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, flag, real
-from fedbilevel.tasks.base import Holdings, SuitedTable, Task, by_trial, from_paper
+from fedbilevel.tasks.base import Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
 
+MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)
+NEUMANN = dict(tau=0.4, neumann_order=5)
 TRAINED = 200  # accelerated steps for the classifier of an unseen task
 
 
@@ -48,14 +50,25 @@ class FewShot:
 
     headline: ClassVar[str] = "test_accuracy"
     suited: ClassVar[SuitedTable] = {
-        "few-shot": by_trial(),
-        "few-shot-omniglot": from_paper(
-            "Li et al., appendix B.2",
-            fedbio_local=dict(gamma=0.4, eta=1, tau=0.5),
-            fedbioacc_local=dict(delta=2, offset=10_000, c_nu=100, c_omega=100, tau=0.5, eta=1, gamma=0.4),
+        "few-shot": suit(
+            "by trial on the glyphs",
+            fedbioacc_local=dict(eta=0.1, gamma=0.4, **NEUMANN, **MOMENTUM),
+            fedbio_local=dict(eta=0.1, gamma=0.4, **NEUMANN),
+            distbioacc=dict(eta=0.3, gamma=0.4, **NEUMANN, **MOMENTUM),
+            distbio=dict(eta=0.3, gamma=0.4, **NEUMANN),
         ),
-        "few-shot-mini-imagenet": from_paper(
-            "Li et al., appendix B.2",
+        "few-shot-omniglot": {
+            **suit(
+                "Li et al., appendix B.2",
+                fedbioacc_local=dict(delta=2, offset=10_000, c_nu=100, c_omega=100, tau=0.5, eta=1, gamma=0.4),
+            ),
+            **suit(
+                "Li et al., appendix B.2, but for η = 1, which diverged on the alphabets tried",
+                fedbio_local=dict(gamma=0.4, eta=0.1, tau=0.5),
+            ),
+        },
+        "few-shot-mini-imagenet": suit(
+            "Li et al., appendix B.2; not tried",
             fedbio_local=dict(gamma=0.05, eta=0.1, tau=0.01),
             fedbioacc_local=dict(delta=2, offset=10_000, c_nu=100, c_omega=100, tau=0.01, eta=1, gamma=0.05),
         ),
@@ -68,7 +81,7 @@ class FewShot:
     clients: int = count(2, "number of clients; the paper's: 11 on Omniglot, 4 on MiniImageNet")
     train_groups: int = count(4, "alphabets (Omniglot: 33) or classes (MiniImageNet: 64) that the clients hold")
     spared_groups: int = count(0, "alphabets or classes kept for tuning, used by nobody here (Omniglot: 5)", least=0)
-    tasks: int = count(4, "T, tasks of a client")
+    tasks: int = count(16, "T, tasks of a client")
     test_tasks: int = count(20, "tasks of unseen alphabets to judge by")
     rotations: bool = flag(True, "whether a class turned by 90, 180 or 270 degrees is another class")
     filters: int = count(16, "of each convolution; the paper's: 64")
@@ -129,7 +142,7 @@ class FewShot:
             return jnp.mean(jax.vmap(wrong)(*rows))
 
         counts = np.stack([np.bincount(source.group[d], minlength=len(source.groups)) for d in drawn])
-        holdings = Holdings(source.groups, {"classes of tasks": counts})
+        holdings = Holdings(source.groups, {"training": self.shots * counts, "validation": self.validation_shots * counts})
         validated = {"validation_error": validation_error}
         return Task(population, x0, y0, metrics, "local", validated=validated, holdings=holdings)
 

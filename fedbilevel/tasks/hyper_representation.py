@@ -22,8 +22,11 @@ from fedbilevel.population import Population
 from fedbilevel.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import SuitedTable, Task, by_trial, from_paper
+from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
+
+MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)
+NEUMANN = dict(lower_rounds=3, smoothness=20, neumann_terms=5)
 
 
 @dataclass(frozen=True)
@@ -32,25 +35,37 @@ class HyperRepresentation:
 
     headline: ClassVar[str] = "test_accuracy"
     suited: ClassVar[SuitedTable] = {
-        "hyper-representation": by_trial(),
-        "hyper-representation-mnist": from_paper(
-            "MeFBO, table 3; FBO-AggITD, A.3",
-            mefbo=dict(
-                eta_x=0.1,
-                eta_y=0.1,
-                eta_theta=0.07,
-                lambda_x=0.1,
-                lambda_y=0.1,
-                lambda_theta=0.07,
-                penalty=2.7,
-                growth=0.001,
-                proximal=0.015,
-            ),
-            simfbo=dict(eta_x=0.2, eta_y=0.1, eta_u=0.05, gamma_x=0.2, gamma_y=0.1, gamma_u=0.05),
-            fednest=dict(alpha=0.02, beta=0.01),
-            lfednest=dict(alpha=0.02, beta=0.01),
-            fbo_aggitd=dict(alpha=0.01, beta=0.003, neumann_step=0.01, lower_rounds=5),
+        "hyper-representation": suit(
+            "by trial on the digits",
+            fedbioacc=dict(eta=1, gamma=0.3, tau=0.15, c_u=0.2, **MOMENTUM),
+            fedbio=dict(eta=1, gamma=0.3, tau=0.15),
+            simfbo=simfbo_steps(1, 0.1, 0.05),
+            shrofbo=simfbo_steps(1, 0.1, 0.05),
+            mefbo=dict(mefbo_steps(3, 0.1, 0.1), penalty=3, growth=0.01),
+            fedmbo=dict(alpha=1, beta=0.3, **NEUMANN),
+            fednest=dict(alpha=1, beta=0.3, **NEUMANN),
+            lfednest=dict(alpha=1, beta=0.1, **NEUMANN),
+            stocbio=dict(alpha=0.3, beta=0.3, **NEUMANN),
+            commfedbio=dict(alpha=1, beta=0.3, tau=0.15, lower_rounds=3, system_rounds=3),
+            fbo_aggitd=dict(alpha=1, beta=0.1, neumann_step=0.05),
+            local_bsgvr=dict(eta=0.1, gamma=0.1, tau=0.05, neumann_order=5, **MOMENTUM),
+            adafbio=dict(eta=0.03, gamma=0.01, tau=0.05, neumann_order=5, **MOMENTUM),
+            mrbo=dict(eta=0.3, gamma=0.1, tau=0.05, neumann_order=5, **MOMENTUM),
+            fedavg=dict(gamma=0.3),
         ),
+        "hyper-representation-mnist": {
+            **suit(
+                "MeFBO, B.1; its γ = 0.015 is stable only as the inverse, 1/0.015",
+                mefbo=dict(mefbo_steps(0.1, 0.1, 0.07), penalty=2.7, growth=0.001, proximal=66.7),
+            ),
+            **suit("MeFBO, B.1", simfbo=simfbo_steps(0.2, 0.1, 0.05)),
+            **suit(
+                "MeFBO, B.1, with FedNest's Neumann step",
+                fednest=dict(alpha=0.02, beta=0.01, smoothness=50, neumann_terms=5),
+                lfednest=dict(alpha=0.02, beta=0.01, smoothness=50, neumann_terms=5),
+            ),
+            **suit("FBO-AggITD, A.3", fbo_aggitd=dict(alpha=0.01, beta=0.003, neumann_step=0.01, lower_rounds=5)),
+        },
     }
 
     dataset: str = choice("digits", "the images", datasets.IMAGES)

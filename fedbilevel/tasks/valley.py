@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from fedbilevel.population import Population
 from fedbilevel.problem import Problem
 from fedbilevel.settings import check_all, count, real
-from fedbilevel.tasks.base import SuitedTable, Task, by_trial
+from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.quadratic import RIDGE, UpperRows, f, noisy_rows
 
 
@@ -46,14 +46,13 @@ class Valley:
 
     headline: ClassVar[str] = "x_error"
     suited: ClassVar[SuitedTable] = {
-        "valley": by_trial(  # MeFBO's γ is below ¼
+        "valley": suit(
+            "by trial; MeFBO's γ is below ¼",
             fedbioacc=dict(eta=0.1, gamma=0.2, tau=0.2),
             fedbio=dict(eta=0.02, gamma=0.05, tau=0.05),
-            simfbo=dict(eta_x=0.02, eta_y=0.05, eta_u=0.05, gamma_x=0.02, gamma_y=0.05, gamma_u=0.05),
+            simfbo=simfbo_steps(0.02, 0.05, 0.05),
             fedmbo=dict(alpha=0.05, beta=0.1, smoothness=8),
-            mefbo=dict(
-                eta_x=0.1, eta_y=0.05, eta_theta=0.06, lambda_x=0.1, lambda_y=0.05, lambda_theta=0.06, penalty=10, proximal=0.1
-            ),
+            mefbo=dict(mefbo_steps(0.1, 0.05, 0.06), penalty=10, proximal=0.1),
         )
     }
 
