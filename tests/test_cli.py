@@ -156,7 +156,7 @@ def test_a_run_that_diverges_before_its_first_row_leaves_no_traceback(run):
 
 def test_data_without_corruption_can_be_cleaned_too(run):
     code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "corruption=0", "--rounds", "10", "--out", "[a]")
-    assert code == 0 and re.search(r"fedavg +\S+ +0.5 +10 ", out) and "runs: [a]" in out, err
+    assert code == 0 and re.search(r"fedavg +\S+ +0.5 +\S+ +10 ", out) and "runs: [a]" in out, err
 
 
 def test_data_show_draws_who_holds_what(run, tmp_path):

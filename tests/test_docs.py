@@ -16,6 +16,7 @@ import fedbilevel
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.participation import Everyone
 from fedbilevel.simulate import Simulator
+from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 from fedbilevel.traffic import Totals
 
@@ -31,8 +32,8 @@ def test_the_readmes_code_runs_and_improves(capsys):
     assert after < 0.2 * before
 
 
-def test_the_readme_lists_every_algorithm():
-    for name, entry in ALGORITHMS.items():
+def test_the_readme_lists_every_algorithm_and_every_task():
+    for name, entry in {**ALGORITHMS, **TASKS}.items():
         assert f"| `{name}` | {entry.summary} | {entry.paper} |" in README
 
 

@@ -20,6 +20,10 @@ h = Σ_{i∈S} (M/|S|) w_i h_i, Eq. (11), makes its own steps λ and projects x 
 For a given c the method finds a stationary point of Υ_c, not of the bilevel problem: y stays about 1/c away from y*(x)
 and x as far from the solution. A larger c, or a growing one (p > 0), brings it nearer, and makes x slower by the
 same factor. γ must be below 1/ρ where g + ½ρ|y|² is convex in y; the theorems want γ < 1/(2L), with L the smoothness of g.
+
+The difference y - θ grows by the factor 1 + (λ_y - λ_θ)/γ in a step, but for what g does, and the step on θ overshoots
+where λ_θ > 2γ: take λ_θ at least λ_y, and below 2γ. The paper's experiments do neither (B.1: γ = 0.015, λ_y = 0.1,
+λ_θ = 0.07) and diverge as written; with 1/γ in γ's place they run, so that is how those numbers are read here.
 """
 
 from __future__ import annotations
