@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
+from fedbilevel import exact
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.population import Population
 from fedbilevel.problem import Loss
 
+LOSSES = ("upper_loss", "lower_loss")  # the metrics by which a run is said to diverge
 Metrics = Callable[[Array, Any], dict[str, Array]]
 
 
@@ -74,6 +78,25 @@ class Task:
     strongly_convex: bool = True
     validated: Mapping[str, Loss] = dataclasses.field(default_factory=dict)
     holdings: Holdings | None = None
+
+    @functools.cached_property
+    def judge(self) -> Callable[[Array, Any], dict[str, Array]]:
+        """All metrics at (x, y), compiled once for all runs on the task."""
+
+        def judge(x: Array, y: Any) -> dict[str, Array]:
+            losses = dict(zip(LOSSES, exact.losses(self.population, x, y, self.lower_level), strict=True))
+            means = {
+                name: exact.mean_over_upper_rows(loss, self.population, x, y, self.lower_level)
+                for name, loss in self.validated.items()
+            }
+            return {**losses, **means, **self.metrics(x, y)}
+
+        return jax.jit(judge)
+
+    @functools.cached_property
+    def judge_each(self) -> Callable[[Array, Any], dict[str, Array]]:
+        """All metrics at every row of stacked x and y, one after another."""
+        return jax.jit(lambda xs, ys: lax.map(lambda pair: self.judge(*pair), (xs, ys)))
 
 
 class TaskSettings(Protocol):
