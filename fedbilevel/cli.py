@@ -166,16 +166,20 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("setting", "default", "meaning", "must be", "default from"):
         table.add_column(column, overflow="fold")
-    fixed, ours = known[name].preset, "ours: converges on quadratic" if name in ALGORITHMS else "ours"
+    entry, ours = known[name], "ours: converges on quadratic" if name in ALGORITHMS else "ours"
     for field, setting in settings_of(cls).items():
-        source = f"fixed: makes it {name}" if field in fixed else setting.source or ours
-        default = {**known[name].defaults, **fixed}.get(field, getattr(cls, field))
+        source = setting.source or ours
+        if field in entry.preset:
+            source = f"fixed: makes it {name}"
+        elif field in {**entry.defaults, **entry.ours}:
+            source = entry.paper if field in entry.defaults else "ours"
+        default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
         table.add_row(field, str(default), setting.meaning, setting.wanted, source)
     console.print(table)
-    for run_option, value in known[name].run.items():
+    for run_option, value in entry.run.items():
         console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
-    for task, entry in TASKS.items() if name in ALGORITHMS else ():
-        suited = entry.load().suited.get(task, {}).get(name)
+    for task, other in TASKS.items() if name in ALGORITHMS else ():
+        suited = other.load().suited.get(task, {}).get(name)
         if suited:
             values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
             console.print(f"\non {task} ({suited.source}): {values}", soft_wrap=True)
@@ -184,6 +188,8 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
 def main() -> None:
     """Run the command; what a user can mend comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
         app(standalone_mode=False)
     except InputError as error:

@@ -81,7 +81,7 @@ def test_data_cleaning_is_laid_out_as_described():
 
 
 def test_data_cleaning_of_the_first_paper_has_its_sizes(mnist):
-    task = built("data-cleaning-mnist", mnist, corruption=0.8)
+    task = built("data-cleaning-mnist", mnist, rho=0.8)
     assert task.population.size == 10 and sizes(task) == ({4500}, {50})
     assert task.x.shape == (45_000,) and set(np.asarray(task.x)) == {1.0}
     assert task.y.shape == (784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10,)
@@ -297,7 +297,7 @@ def test_a_new_tasks_classifier_is_scikit_learns():
 
 
 def test_few_shot_says_what_does_not_fit():
-    with pytest.raises(InputError, match="glyphs has 6 alphabets here, and 6 to train on and 0 spared leave none"):
+    with pytest.raises(InputError, match="glyphs has 6 alphabets to hold here; 6 to train on and 0 spared leave none"):
         FewShot(train_groups=6).build()
     with pytest.raises(InputError, match="10 shots and 15 validation images of a class, and one has 20"):
         FewShot(shots=10, validation_shots=15).build()

@@ -25,6 +25,7 @@ class Holdings(NamedTuple):
 
     classes: tuple[str, ...]
     counts: Mapping[str, np.ndarray]  # purpose -> (clients, classes)
+    unit: str = "class"  # what a column is
 
 
 class Suited(NamedTuple):
@@ -48,6 +49,34 @@ def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
 def suit(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
     """Hyperparameters from one source, by algorithm, with _ for - in its name."""
     return {name.replace("_", "-"): Suited(given, source) for name, given in values.items()}
+
+
+STORM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # the momenta of Li et al., NeurIPS 2023, appendix B.1
+THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # of the double-loop methods, and a short Neumann series
+
+
+def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, Suited]:
+    """For every algorithm with a global lower level, from its step on x, its step on y and the smoothness of g in y."""
+    local = dict(tau=1 / smoothness, neumann_order=5, **STORM)
+    double_loop = dict(alpha=x, beta=y, smoothness=smoothness, **THREE_ROUNDS)
+    return suit(
+        source,
+        fedbioacc=dict(eta=x, gamma=y, tau=y / 2, c_u=0.2, **STORM),
+        fedbio=dict(eta=x, gamma=y, tau=y / 2),
+        simfbo=simfbo_steps(x, y, y / 2),
+        shrofbo=simfbo_steps(x, y, y / 2),
+        mefbo=dict(mefbo_steps(3 * x, y, y), penalty=3, growth=0.01),
+        fedmbo=double_loop,
+        fednest=double_loop,
+        lfednest=double_loop,
+        stocbio=double_loop,
+        commfedbio=dict(alpha=x, beta=y, tau=y / 2, lower_rounds=3, system_rounds=3),
+        fbo_aggitd=dict(alpha=x, beta=y, neumann_step=1 / smoothness),
+        local_bsgvr=dict(eta=x, gamma=y, **local),
+        adafbio=dict(eta=x / 10, gamma=y / 10, **local),
+        mrbo=dict(eta=x, gamma=y, **local),
+        fedavg=dict(gamma=y),
+    )
 
 
 def simfbo_steps(x: float, y: float, u: float) -> dict[str, float]:
