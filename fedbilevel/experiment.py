@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
@@ -73,8 +74,8 @@ class Experiment:
         require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
             raise InputError(
-                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
-                "choose another algorithm ('fedbilevel list' names them)"
+                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: choose "
+                f"one of {', '.join(n for n, e in ALGORITHMS.items() if e.load().lower_level == task.lower_level)}"
             )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(

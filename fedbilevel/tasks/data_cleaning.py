@@ -5,7 +5,8 @@ x holds a weight for every training sample of every client, y the model:
 
     min_x  Σ_m ℓ(y*(x); clean data of client m)/M,    y*(x) = argmin_y  Σ_m mean_n s(x_mn) ℓ(y; sample n of m)/M + λ |y|²
 
-A share of the training labels is replaced by uniformly random ones. In the first paper s is the identity, and each
+(The first paper has a sum over n and not a mean: its x differs by that factor.) A share of the training labels is
+replaced by uniformly random ones. In the first paper s is the identity, and each
 client's clean data is of one class, so that no client can clean its data alone; in the other, s is the sigmoid, and clean
 data is of the same kind as the client's training data. A raw weight can turn negative: then the lower level has no
 minimum, and runs diverge, the sooner the larger x's steps are.

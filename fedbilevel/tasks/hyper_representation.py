@@ -53,6 +53,12 @@ class HyperRepresentation:
         "hyper-representation-mnist": {
             **recipe("by trial", x=0.1, y=0.05, smoothness=50),
             **suit(
+                "by trial",
+                local_bsgvr=dict(eta=0.03, gamma=0.02, tau=0.02, neumann_order=5, **STORM),
+                adafbio=dict(eta=0.005, gamma=0.002, tau=0.02, neumann_order=5, **STORM),
+                mrbo=dict(eta=0.03, gamma=0.02, tau=0.02, neumann_order=5, **STORM),
+            ),
+            **suit(
                 "MeFBO, B.1; its γ = 0.015 is stable only as the inverse, 1/0.015",
                 mefbo=dict(mefbo_steps(0.1, 0.1, 0.07), penalty=2.7, growth=0.001, proximal=66.7),
             ),

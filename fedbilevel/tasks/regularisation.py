@@ -3,7 +3,8 @@
     min_x  Σ_m ℓ(y*(x); held-out patients of m)/M,    y*(x) = argmin_y  Σ_m ℓ(y; other patients of m)/M + ½ Σ_j d_j(x) y_j²
 
 on scikit-learn's breast-cancer data: 569 patients with 30 features each. d_j is exp(x_j), or x_j itself confined to a box.
-Hospitals differ in their mix of cases. The lower level is strongly convex, as most methods assume.
+Hospitals differ in their mix of cases; features are standardised by the mean and deviation of all hospitals together.
+ The lower level is strongly convex, as most methods assume.
 """
 
 from __future__ import annotations
