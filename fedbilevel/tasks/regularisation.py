@@ -4,7 +4,7 @@
 
 on scikit-learn's breast-cancer data: 569 patients with 30 features each. d_j is exp(x_j), or x_j itself confined to a box.
 Hospitals differ in their mix of cases; features are standardised by the mean and deviation of all hospitals together.
- The lower level is strongly convex, as most methods assume.
+The lower level is strongly convex, as most methods assume.
 """
 
 from __future__ import annotations
