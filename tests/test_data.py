@@ -51,15 +51,20 @@ def idx(array):
     return b"\0\0\x08" + bytes([array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # training images of each digit
+
+
 @functools.cache
-def idx_files(first=0):
-    """Empty images of the right number; labels count up from `first`."""
+def idx_files(first=0, per_class=tuple(MNIST)):
+    """Empty images of the right number; labels for training begin with `first`."""
+    labels = np.repeat(np.arange(10), per_class)
+    labels = {"train": np.roll(labels, -labels.searchsorted(first)), "t10k": np.arange(10_000) % 10}
     return {
         f"{split}-{kind}-ubyte.gz": gzip.compress(idx(array), 1)
         for split, n in (("train", 60_000), ("t10k", 10_000))
         for kind, array in (
             ("images-idx3", np.zeros((n, 28, 28), np.uint8)),
-            ("labels-idx1", ((np.arange(n) + first) % 10).astype(np.uint8)),
+            ("labels-idx1", labels[split].astype(np.uint8)),
         )
     }
 
@@ -80,7 +85,24 @@ def test_mnist_is_read_from_gzip_or_plain_files(tmp_path):
         loaded = datasets.load("mnist", folder)
         assert loaded.images.shape == (60_000, 28, 28) and loaded.images.dtype == np.uint8
         assert loaded.test_labels[13] == 3 and loaded.labels.dtype == loaded.test_labels.dtype == np.int32
-    assert "fashion-mnist is not there" in refused("fashion-mnist", tmp_path / "mnist")  # though its files have such names
+
+
+def test_mnist_and_fashion_mnist_are_told_apart_by_their_labels(tmp_path, monkeypatch):
+    files = {"mnist": idx_files(), "fashion-mnist": idx_files(1, (6000,) * 10)}
+    for name, other in itertools.permutations(files):
+        write(tmp_path / f"raw-{name}", files[name])
+        problem = (
+            f"train-labels-idx1-ubyte.gz: holds the labels of {name}, not of {other}: name the folder of {other} with --data"
+        )
+        assert refused(other, tmp_path / f"raw-{name}").endswith(problem)
+        monkeypatch.chdir(write(tmp_path / "alone" / name, files[name]))
+        assert refused(other, ".").endswith(problem)
+        write(tmp_path / "both", files[name])
+        for each in files:
+            write(tmp_path / "both" / each, files[each])
+        assert [datasets.load(each, tmp_path / "both").labels[0] for each in files] == [0, 1]
+    write(tmp_path / "neither", idx_files(0, (6001, 5999, *[6000] * 8)))
+    assert "holds [6001, 5999, 6000," in refused("fashion-mnist", tmp_path / "neither")
 
 
 TRUNCATED = gzip.compress(idx(np.random.default_rng(0).integers(0, 10, 10_000).astype(np.uint8)))[:-20]

@@ -51,8 +51,8 @@ class Source(NamedTuple):
 
 IMAGES = {
     "digits": Source("digits", "1,797 handwritten digits, 8 x 8"),
-    "mnist": Source("idx", "70,000 handwritten digits, 28 x 28", "fedbilevel data fetch mnist"),
-    "fashion-mnist": Source("idx", "70,000 articles of clothing, 28 x 28", "fedbilevel data fetch fashion-mnist"),
+    "mnist": Source("mnist", "70,000 handwritten digits, 28 x 28", "fedbilevel data fetch mnist"),
+    "fashion-mnist": Source("fashion_mnist", "70,000 articles of clothing, 28 x 28", "fedbilevel data fetch fashion-mnist"),
     "cifar-10": Source("cifar", "60,000 photographs, 32 x 32 in colour", "fedbilevel data fetch cifar-10"),
 }
 CLASSES = {
@@ -113,8 +113,6 @@ def _found(name: str, folder: str | os.PathLike[str]) -> tuple[Path, list[Path]]
     environment = os.environ.get("FEDBILEVEL_DATA")
     for place in (*given, *([Path(environment)] if environment else []), cache_folder()):
         for candidate in (place / name, place):
-            if candidate.name in SETS.keys() - {name}:  # MNIST's files and Fashion-MNIST's have the same names
-                continue
             if found := loader.find(candidate):
                 return candidate.absolute(), found
             tried.append(str(candidate))
