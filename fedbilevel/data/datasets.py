@@ -11,8 +11,11 @@ module imports no loader. A bundled set's module has `make()`; that of any other
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,6 +103,23 @@ def source(name: str) -> Source:
 def damaged(path: str | os.PathLike[str], problem: object) -> InputError:
     """The error of a file that is not what its name says."""
     return InputError(f"{os.fspath(path)}: {' '.join(str(problem).split())}: get the file again")
+
+
+@contextlib.contextmanager
+def parsing(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
+    """Within it, whatever a file's content makes a parser raise becomes `damaged`; what the file system raises stays."""
+    try:
+        yield
+    except InputError:
+        raise
+    except MemoryError:
+        raise InputError(
+            f"{os.fspath(path)}: asks for more memory than there is: get the file again if it is damaged"
+        ) from None
+    except Exception as error:  # a parser can fail in any way, at an impossible offset with EINVAL
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise damaged(path, f"{problem} ({str(error) or type(error).__name__})") from None
 
 
 def _loader(name: str) -> Any:

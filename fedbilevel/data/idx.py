@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedbilevel.data.datasets import Images, damaged
+from fedbilevel.data.datasets import Images, damaged, parsing
 from fedbilevel.errors import InputError
 
 SHAPES = {
@@ -57,11 +56,8 @@ def _check_set(path: Path, per_class: list[int], name: str) -> None:
 def _array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     header = b"\0\0\x08" + bytes([len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     size = len(header) + math.prod(shape)
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            data = file.read(size + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise damaged(path, f"is not a whole gzip file ({error})") from None
+    with parsing(path, "is not a whole gzip file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        data = file.read(size + 1)
     wanted = f"{' x '.join(map(str, shape))} bytes"
     if data[: len(header)] != header:
         raise damaged(path, f"does not begin as an IDX file of {wanted}")
