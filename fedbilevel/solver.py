@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
-from fedbilevel import exact
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import InputError
 from fedbilevel.experiment import Experiment, Snapshot, revealed
@@ -85,15 +84,13 @@ def solve(
     local = type(algorithm).lower_level == "local"
     trees = jax.vmap(y_tree) if local else y_tree
 
-    def all_metrics(x: Array, y: Array) -> dict[str, Array]:
-        upper_loss, lower_loss = exact.losses(population, x, y, type(algorithm).lower_level)
-        own = metrics(x_tree(x), trees(y)) if metrics else {}
-        return {"upper_loss": upper_loss, "lower_loss": lower_loss, **own}
+    def own_metrics(x: Array, y: Array) -> dict[str, Array]:
+        return metrics(x_tree(x), trees(y)) if metrics else {}
 
     if participation is None:
         participation = Everyone() if clients_per_round is None else Uniform(clients_per_round)
     experiment = Experiment(
-        Task(population, x, y, all_metrics, type(algorithm).lower_level),
+        Task(population, x, y, own_metrics, type(algorithm).lower_level),
         algorithm,
         rounds=rounds,
         steps=steps,

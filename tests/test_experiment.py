@@ -261,9 +261,9 @@ def test_solving_again_with_other_step_sizes_compiles_nothing_anew():
         return fb.solve(f, f, {"s": jnp.array(1.0)}, {"w": jnp.zeros(2)}, lower=rows, algorithm=fb.SimFBO(**steps), steps=3)
 
     go()
-    before = experiment_module._advance._cache_size()
+    before = experiment_module._compiled_advance._cache_size()
     go(gamma_x=0.03)
-    assert experiment_module._advance._cache_size() == before
+    assert experiment_module._compiled_advance._cache_size() == before
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ Metrics = Callable[[Array, Any], dict[str, Array]]
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    `metrics(x, y)` gives named numbers and is compiled; `y` has a row per client if the lower level is local.
+    `metrics(x, y)` gives named numbers beside the two losses, which an experiment computes from the clients' data; it is
+    compiled, and looks at no client's data, so that a server can do it; `y` has a row per client if the lower level is
+    local. `truths` names those of the metrics that compare with what is known of simulated data alone.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
     """
 
@@ -28,6 +30,7 @@ class Task:
     metrics: Metrics
     lower_level: LowerLevel = "global"
     strongly_convex: bool = True
+    truths: tuple[str, ...] = ()
 
 
 class TaskSettings(Protocol):
