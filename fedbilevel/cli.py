@@ -16,17 +16,20 @@ from typer.exceptions import TyperException
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.federation.commands import app as federation_app
 from fedbilevel.registry import Entry, find
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
-    from fedbilevel.runs import RunFolder
+    from fedbilevel.experiment import Snapshot
+    from fedbilevel.runs import RunFolder, StopRequest
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
+app.add_typer(federation_app, name="federation")
 
 
 def _whole(text: str) -> int:
@@ -73,6 +76,12 @@ def run(
     chunk_size: Annotated[int | None, _option(_whole, "Clients computed at once, to bound memory.")] = None,
     loss_bound: Annotated[float, _option(_number, "A loss above this counts as divergence.")] = 1e6,
     data: Annotated[str, typer.Option(help="Folder of data sets that are not bundled.")] = "",
+    federation: Annotated[
+        Path | None, typer.Option(help="Folder of a federation whose sites are to be the clients.", metavar="DIR")
+    ] = None,
+    round_timeout: Annotated[
+        float, _option(_number, "Seconds after which a federation goes on without a site that has not answered.")
+    ] = 300.0,
     out: Out = None,
     force: Force = False,
 ) -> None:
@@ -98,7 +107,10 @@ def run(
         loss_bound=loss_bound,
         data=str(existing_folder(data).resolve()) if data else "",
     )
-    _start(task, _assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
+    knobs = _assignments(knob)
+    if federation is not None:
+        knobs = _on_federation(federation, round_timeout, task, knobs, rest)
+    _start(task, knobs, _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
 
 
 @app.command()
@@ -206,6 +218,39 @@ def _start(
     _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force))
 
 
+def _on_federation(
+    folder: Path, round_timeout: float, task: str, knobs: dict[str, str], rest: dict[str, Any]
+) -> dict[str, str]:
+    """The knobs, with a client for each site; the rest of the configuration names the federation."""
+    from fedbilevel.federation.engine import require_flare
+    from fedbilevel.federation.provision import Federation
+
+    require_flare()
+    if not round_timeout > 0:
+        raise InputError(f"--round-timeout must be above 0 seconds; given: {round_timeout}")
+    if rest["chunk_size"] is not None:
+        raise InputError("--chunk-size is for simulated clients: leave it out with --federation")
+    sites = Federation.read(folder).sites
+    rest |= {"federation": str(folder.resolve()), "round_timeout": round_timeout}
+    if "clients" in settings(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):
+        raise InputError(
+            f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
+        )
+    return knobs
+
+
+def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
+    """Run it here, or on the federation that it is for."""
+    where = folder.configuration.federation
+    if not where:
+        folder.execute(stop, observe)
+        return
+    from fedbilevel.federation.provision import Federation
+    from fedbilevel.federation.supervise import Supervisor
+
+    Supervisor(Federation.read(Path(where)), console.print).run(folder, stop, observe)
+
+
 def _execute(directory: Path, folders: list[RunFolder]) -> None:
     from fedbilevel import progress, report
     from fedbilevel.runs import Interrupted, stop_request
@@ -220,7 +265,7 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
                 headline = find(TASKS, "task", configuration.task).load().headline
                 try:
                     with progress.shown(console, configuration, headline) as observe:
-                        folder.execute(stop, observe)
+                        _executed(folder, stop, observe)
                 except Diverged as error:
                     diverged.append(str(error))
                 stop.check()

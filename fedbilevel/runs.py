@@ -33,7 +33,7 @@ from fedbilevel.traffic import Totals
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "result.json")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "result.json", "job.json", "stop")
 
 
 class Interrupted(Exception):

@@ -1,25 +1,11 @@
 """Small federations that several tests use."""
 
-import jax
 import numpy as np
 
-from fedbilevel.population import Population
 from fedbilevel.remote import RemoteFederation
 from fedbilevel.runtime import ClientRuntime
 from fedbilevel.signatures import signatures
 from fedbilevel.transports.loopback import Loopback
-
-
-def own_part(population, m):
-    """A population of client m alone, as its site would hold it."""
-
-    def rows(shards):
-        start, size = int(shards.start[m]), int(shards.size[m])
-        return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
-
-    return Population.build(
-        population.problem, rows(population.upper), rows(population.lower), batch_size=population.batch_size
-    )
 
 
 def deployed(algorithm, population, participation, start=None, vaults=None):
@@ -31,7 +17,7 @@ def deployed(algorithm, population, participation, start=None, vaults=None):
     known = signatures(algorithm, population, *start) if start else None
 
     def client(m):
-        part = own_part(population, m)
+        part = population.only(m)
         there = signatures(algorithm, part, *start) if start else None
         return ClientRuntime(algorithm, part, m, weights[m], there, vaults[m] if vaults else None)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from fedbilevel.errors import InputError
-from fedbilevel.federation.provision import ORGANISATION, SERVER
+from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
 GRACE = 5.0  # seconds that processes get to end by themselves
@@ -43,7 +43,7 @@ class KitProcess:
             _keep_storage_inside(self.kit)
         kind = "server" if self.name == SERVER else "client"
         options = ["secure_train=true", f"org={ORGANISATION}", "config_folder=config"]
-        options += [f"uid={self.name}"] if kind == "client" else []
+        options += [f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"] if kind == "client" else []
         with (self.kit / "console.txt").open("ab") as console:
             self._process = subprocess.Popen(
                 [

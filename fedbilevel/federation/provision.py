@@ -30,6 +30,8 @@ ORGANISATION = "fedbilevel"
 SERVER, ADMINISTRATOR, AUTHORITY = "server", "admin", "authority"
 RESERVED = (SERVER, ADMINISTRATOR, AUTHORITY)
 DEFAULT_PORT = 8002
+HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's signs of life, and after which a silent one is gone
+CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines for each call, which runs make by the thousand
 
 SERVER_CLASS = "fedbilevel.federation.server.ExperimentServer"
 SITE_CLASS = "fedbilevel.federation.site.Site"
@@ -185,6 +187,14 @@ def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text())
     resources["class_allow_list"] = [*resources["class_allow_list"], *classes]
     resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
+    for server in resources.get("servers", []):
+        server["heart_beat_timeout"] = HEARTBEAT_TIMEOUT
+    for component in resources["components"]:
+        if component["id"] == "job_scheduler":
+            component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
+    logs: dict[str, Any] = json.loads((local / "log_config.json.default").read_text())
+    logs["loggers"][CALLS] = {"level": "WARNING"}
+    (local / "log_config.json").write_text(json.dumps(logs, indent=2) + "\n")
     (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")
     policy = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
     (local / "authorization.json").write_text(json.dumps(policy, indent=2) + "\n")
