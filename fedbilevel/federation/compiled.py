@@ -7,12 +7,9 @@ from pathlib import Path
 
 import jax
 
-SIZE = 512 << 20  # bytes that they may take
-
 
 def keep_compiled(kit: Path) -> None:
     """Have JAX keep what it compiles in the kit, unless the environment names another place."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(kit / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-        jax.config.update("jax_compilation_cache_max_size", SIZE)

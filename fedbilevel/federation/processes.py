@@ -20,6 +20,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
+MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
 GRACE = 5.0  # seconds that processes get to end by themselves
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -47,7 +48,7 @@ class KitProcess:
         with (self.kit / "console.txt").open("ab") as console:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"),
+                    *(sys.executable, "-u", "-m", MODULES[kind]),
                     *("-m", str(self.kit), "-s", f"fed_{kind}.json", "--set", *options),
                 ],
                 cwd=self.kit,
