@@ -1,7 +1,7 @@
 """A server and a site that cheat, as their owners could make them: on the owner's machine any module can be installed."""
 
-import dataclasses
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from fedbilevel import wire
 from fedbilevel.expressions import Call, Request
 from fedbilevel.federation.server import ExperimentServer
+from fedbilevel.problem import Point
 from fedbilevel.runtime import ClientRuntime
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -19,14 +20,14 @@ class HostileServer(ExperimentServer):
 
     def _experiment(self, configuration, transport):
         experiment = super()._experiment(configuration, transport)
-        x, y = experiment.task.x, experiment.task.y
+        z = Point(experiment.task.x, experiment.task.y, experiment.task.y)
         key = np.asarray(jax.random.key_data(jax.random.key(0)))
         asked = {
-            "method": Call("step", key, (x, y), None),
+            "method": Call("step", key, (z,), None),
             "private": Call("__init__", key, (), None),
-            "shape": Call("descend", key, (x, y[1:]), None),
-            "dtype": Call("descend", key, (x, y.astype("float16")), None),
-            "nan": Call("descend", key, (x, y * np.nan), None),
+            "shape": Call("begin", key, (z._replace(y=z.y[1:]),), None),
+            "dtype": Call("begin", key, (z._replace(y=z.y.astype("float16")),), None),
+            "nan": Call("begin", key, (z._replace(y=z.y * np.nan),), None),
         }
         said = {}
         for name, expression in asked.items():
@@ -44,19 +45,17 @@ def lying_rows():
 
     def answer(self, data):
         reply = honest(self, data)
-        if len(reply) > 100 and (lie := next(lies, None)) is not None:
+        if np.shape(wire.decode(reply)) == (8,) and (lie := next(lies, None)) is not None:
             return wire.encode(lie)
         return reply
 
     ClientRuntime.answer = answer
-    part = dataclasses.replace(Quadratic(clients=4, noise=0.1).build().population.only(1))
+    part = Quadratic(clients=4, noise=0.1).build().population.only(1)
     return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))
 
 
 def slow_rows():
-    """The same rows, at a site that is slow with its 20th to 25th answers."""
-    import time
-
+    """The same rows, at a site that takes six seconds for one of its answers."""
     honest, count = ClientRuntime.answer, iter(range(10**9))
 
     def answer(self, data):

@@ -8,7 +8,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 def main(kit: str, user: str, job: str) -> None:
     try:
-        session = new_secure_session(user, kit, timeout=8.0)
+        session = new_secure_session(user, kit, timeout=4.0)
     except Exception as error:
         print(f"no session: {type(error).__name__}: {error}")
         return

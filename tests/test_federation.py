@@ -140,8 +140,7 @@ def both(federation, tmp_path, task, algorithm, *options, simulated=()):
     ("algorithm", "options"),
     [
         ("fedmbo", ["--set", "neumann_terms=4", "--set", "lower_rounds=2", "--clients-per-round", 3]),
-        pytest.param("fedbioacc", ["--set", "local_steps=2"], marks=pytest.mark.slow),  # quick: the demo's run below
-        pytest.param("mefbo", [], marks=pytest.mark.slow),
+        ("mefbo", []),  # fedbioacc and fedbio-local: below, with a server that cheats and a process that is killed
         pytest.param("commfedbio", ["--set", "system_rounds=2"], marks=pytest.mark.slow),
     ],
 )
@@ -170,7 +169,7 @@ def started(federation, out, *arguments):
     )
 
 
-LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "600"]
+LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "400"]
 
 
 def test_a_killed_job_process_costs_nothing_but_time_and_kept_values_survive(federation, tmp_path):
@@ -215,7 +214,7 @@ def test_a_run_ends_without_a_site_that_stays_away(federation, tmp_path):
         assert process.returncode == 0, stdout + stderr
         (file,) = out.glob("*/metrics.jsonl")
         found = [json.loads(line) for line in file.read_text().splitlines()]
-        assert [row["rounds"] for row in found] == list(range(0, 601, 50))
+        assert [row["rounds"] for row in found] == list(range(0, 401, 50))
         assert found[0]["absences"] == 0 and found[-1]["absences"] == 50
     finally:
         most.stop()
@@ -235,6 +234,7 @@ def test_after_the_server_was_killed_resume_goes_on(federation, tmp_path):
     assert_equal(rows(out), rows(tmp_path / "simulated"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
@@ -284,14 +284,14 @@ def port_of(federation):
 
 
 def test_without_a_certificate_the_door_is_shut(federation):
-    with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+    with pytest.raises((ssl.SSLError, ConnectionError)):
         knock(port_of(federation))
     assert "refused a connection from 127.0.0.1" in federation.log() and "peer did not return a certificate" in federation.log()
 
 
 def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
     command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
-    with pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+    with pytest.raises((ssl.SSLError, ConnectionError)):
         knock(port_of(federation), tmp_path / "foreign" / SITES[0])
     assert "certificate verify failed" in federation.log()
 
@@ -299,7 +299,7 @@ def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path)
 def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
     with socket.create_connection(("127.0.0.1", port_of(federation))):
         began = time.monotonic()
-        with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
             knock(port_of(federation))
         assert time.monotonic() - began < 5
 
@@ -344,7 +344,7 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
     file = path / "app" / "config" / "config_fed_client.json"
     file.write_text(file.read_text().replace("fedbilevel.federation.site.Site", "subprocess.Popen"))
-    assert "FINISHED" in submitted(federation.folder / "admin", ADMIN, path)
+    assert "ABNORMAL" in submitted(federation.folder / "admin", ADMIN, path)
     assert any("'subprocess.Popen'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
 
 
@@ -352,9 +352,9 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
 def hostile(federation, tmp_path_factory):
     """A run by a server that first asks the sites for all they must refuse: what they said, and the run's folder."""
     tmp_path = tmp_path_factory.mktemp("hostile")
-    arguments = ["run", "quadratic", "fedavg", *SMALL, "--rounds", 20]
+    arguments = ["run", "quadratic", "fedbioacc", *SMALL, "--rounds", 41, "--set", "local_steps=2"]
     command(*arguments, "--knob", "clients=4", "--out", tmp_path / "simulated")
-    shutil.copytree(tmp_path / "simulated" / "fedavg", tmp_path / "run")
+    shutil.copytree(tmp_path / "simulated" / "fedbioacc", tmp_path / "run")
     for name in ("result.json", "checkpoint", "metrics.jsonl"):
         (tmp_path / "run" / name).unlink()
     write_job(tmp_path / "job", RunFolder(tmp_path / "run"), SITES)
@@ -369,10 +369,13 @@ def hostile(federation, tmp_path_factory):
 @pytest.mark.parametrize(
     ("request_", "line"),
     [
-        ("method", "'step' is not a client function of FedAvg: refused"),
-        ("private", "'__init__' is not a client function of FedAvg: refused"),
-        ("shape", "descend was asked for with float32[5], float32[7], and this algorithm's takes float32[5], float32[8]"),
-        ("dtype", "descend was asked for with float32[5], float16[8]"),
+        ("method", "'step' is not a client function of FedBiOAcc: refused"),
+        ("private", "'__init__' is not a client function of FedBiOAcc: refused"),
+        (
+            "shape",
+            "begin was asked for with float32[5], float32[7], float32[8], and this algorithm's takes float32[5], float32[8]",
+        ),
+        ("dtype", "begin was asked for with float32[5], float16[8], float32[8]"),
         ("nan", "an argument holds a value that is not finite"),
         ("garbage", "a message "),
     ],
@@ -391,8 +394,9 @@ def test_a_site_answers_to_published_methods_alone(hostile):
 def test_the_run_is_unharmed_by_refused_requests(hostile):
     _, folder, _ = hostile
     (folder / "deployed").mkdir(exist_ok=True)
-    shutil.copytree(folder / "run", folder / "deployed" / "fedavg", dirs_exist_ok=True)
+    shutil.copytree(folder / "run", folder / "deployed" / "fedbioacc", dirs_exist_ok=True)
     assert_equal(rows(folder / "deployed"), rows(folder / "simulated"))
+    assert len(rows(folder / "deployed")) >= 4
 
 
 @pytest.fixture(scope="module")
@@ -417,6 +421,7 @@ def test_the_server_refuses_a_sites_false_answer(lied, line):
     assert "x_error" not in found[-1]  # the truth about simulated data says nothing about a site's own
 
 
+@pytest.mark.slow
 def test_a_site_refuses_another_task_and_the_run_says_so_in_one_line(federation, tmp_path):
     done = command(
         "run", "valley", "mefbo", "--rounds", 20, "--federation", federation.folder, "--out", tmp_path / "run", check=False
@@ -436,6 +441,7 @@ def test_nothing_was_left_outside_the_federations_folder(federation):
                 assert "r" in file.mode or any(Path(file.path).is_relative_to(folder) for folder in inside), file
 
 
+@pytest.mark.slow
 def test_the_digits_are_cleaned_as_in_the_simulation(federation, tmp_path):
     """What `make federation-demo` shows."""
     federation.serve("data-cleaning")

@@ -50,6 +50,15 @@ def start(
 
 
 @app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/federation-demo")) -> None:
+    """Run a server and four sites on this machine, and show that their numbers are the simulated ones."""
+    require_flare()
+    from fedbilevel.federation.demo import demonstrate
+
+    demonstrate(out, console.print)
+
+
+@app.command()
 def status(folder: Folder) -> None:
     """Say which sites are connected, and which jobs run."""
     from fedbilevel.federation.supervise import Supervisor

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ class Supervisor:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
         (self.federation.admin / "transfer").mkdir(exist_ok=True)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # the engine greets
