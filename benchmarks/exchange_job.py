@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -79,15 +80,15 @@ class ExchangeSite(Site):
     def wire(self, port: int) -> list:
         """Bytes sent to and received from the server's port by this process so far, TLS and all."""
         sent = received = 0
-        for entry in Path("/proc/self/fd").iterdir():
-            try:
-                with socket.socket(fileno=os.dup(int(entry.name))) as line:
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # of a file that was closed meanwhile, or a socket that is not connected
+                if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                    continue
+                with socket.socket(fileno=os.dup(number)) as line:
                     if line.family == socket.AF_INET and line.getpeername()[1] == port:
                         info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                         received += struct.unpack_from("Q", info, BYTES_RECEIVED)[0]
                         sent += struct.unpack_from("Q", info, BYTES_SENT)[0]
-            except OSError:
-                continue
         return [sent, received]
 
 
@@ -116,7 +117,7 @@ class ExchangeServer:
             x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
             transport.call("begin", {m: json.dumps([m, size]).encode() for m in proxies})
             known = signatures(Halve(), population(), jnp.asarray(x), jnp.zeros(1))
-            federation = RemoteFederation(transport, np.ones(len(proxies)) / len(proxies), Everyone(), signatures=known)
+            federation = RemoteFederation(transport, jnp.ones(len(proxies)) / len(proxies), Everyone(), signatures=known)
             state, key = Pair(jnp.asarray(x), jnp.zeros(1)), jax.random.key(0)
             exchanges = {"ours": lambda: federation.step(Halve(), state, key), "bare": lambda: bare(x)}
             seconds: dict[str, list[float]] = {"ours": [], "bare": []}

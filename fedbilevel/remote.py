@@ -386,4 +386,10 @@ def _leaves(state: Any) -> list[Any]:
 
 
 def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:
-    return jax.tree.map(lambda *leaves: jnp.asarray(sum(w * leaf for w, leaf in zip(weights, leaves, strict=True))), *replies)
+    def add(*leaves: np.ndarray) -> Array:
+        total = weights[0] * leaves[0]
+        for weight, leaf in zip(weights[1:], leaves[1:], strict=True):
+            total += weight * leaf
+        return jnp.asarray(total)
+
+    return jax.tree.map(add, *replies)

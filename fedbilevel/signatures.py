@@ -98,5 +98,11 @@ def check_result(known: Signatures, name: str, value: Tree) -> None:
 def check_finite(what: str, tree: Tree) -> None:
     """Raise `NotFinite` if a number in the tree is not finite."""
     for leaf in jax.tree.leaves(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and not np.isfinite(np.asarray(leaf)).all():
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and not _all_finite(np.asarray(leaf)):
             raise NotFinite(f"{what} holds a value that is not finite")
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are finite: where their sum is, which is quickly seen, or else one by one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
