@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedbilevel.errors import InputError
 from fedbilevel.federation.engine import require_flare
 from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
+from fedbilevel.settings import nearest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Real federations: found one, start its processes, see it.")
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -47,6 +49,23 @@ def start(
     kits = [KitProcess(folder / name) for name in names]
     console.print(f"starting {', '.join(names)}; Ctrl-C stops them")
     run(kits, console.print)
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    readmit: Annotated[bool, typer.Option("--readmit", help="Let a revoked site in again.")] = False,
+) -> None:
+    """Shut a site out: it is disconnected, and its certificate opens the door no longer."""
+    from fedbilevel.federation.supervise import Supervisor
+
+    federation = Federation.read(folder)
+    if site not in federation.sites:
+        raise InputError(f"the federation has no site {site!r}{nearest(site, federation.sites)}")
+    with Supervisor(federation, console.print).session() as session:
+        session.enable_client(site) if readmit else session.disable_client(site)
+    console.print(f"{site}: {'may connect again' if readmit else 'shut out'}")
 
 
 @app.command()

@@ -51,7 +51,8 @@ RIGHTS = {  # of the one role there is; nobody may ship code or run shell comman
 }
 
 SITE_TOML = """\
-# What data this site has. It stays here: nothing of this file is sent anywhere.
+# What data this site has. It stays here: nothing of this file is sent anywhere, but for the task and the knobs
+# below in the line that refuses a run.
 
 task = "data-cleaning"        # the task whose losses this site computes; runs of other tasks are refused
 loader = "share"              # share: this site's share of the task's simulated clients (for trials)
@@ -124,6 +125,8 @@ def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_POR
         shutil.rmtree(folder / ".new", ignore_errors=True)
     federation = Federation(folder, host, port, tuple(sites))
     federation.write()
+    for path in folder.rglob("*"):
+        os.chmod(path, 0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)
     return federation
 
 
@@ -198,5 +201,3 @@ def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")
     policy = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
     (local / "authorization.json").write_text(json.dumps(policy, indent=2) + "\n")
-    for path in kit.rglob("*"):
-        os.chmod(path, 0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)

@@ -16,6 +16,7 @@ from fedbilevel.configuration import Configuration
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.federation.compiled import keep_compiled
+from fedbilevel.federation.engine import documented
 from fedbilevel.federation.job import STOP, write_status
 from fedbilevel.remote import RemoteFederation
 from fedbilevel.runs import Interrupted, RunFolder, StopRequest
@@ -33,7 +34,7 @@ class ExperimentServer:
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
 
-    @collab.main
+    @documented(collab.main)
     def run(self) -> None:
         """Run from the checkpoint, or from the start, to the end; how it went is in the run folder."""
         folder = RunFolder(Path(self.folder))

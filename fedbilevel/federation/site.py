@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError, NotFinite
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.data import SiteData
+from fedbilevel.federation.engine import documented
 from fedbilevel.federation.vault import DiskVault
 from fedbilevel.registry import find
 from fedbilevel.runtime import ClientRuntime
@@ -25,6 +27,16 @@ logger = logging.getLogger(__name__)
 Reply = list  # [True, bytes] or [False, a line that says why not]
 
 
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Within it, what is wrong with the site's own files is for its log alone: the line could name them."""
+    try:
+        yield
+    except InputError as error:
+        logger.error("this site cannot take part: %s", error)
+        raise InputError("this site could not load its data; its log says why") from None
+
+
 class Site:
     """What the engine makes of a job at a site; its two published methods are all that the server can call."""
 
@@ -32,17 +44,17 @@ class Site:
         self._runtime: ClientRuntime | None = None
         self._one_at_a_time = threading.Lock()
 
-    @collab.init
+    @documented(collab.init)
     def prepare(self) -> None:
         """Find the site's own folder."""
         self._kit = Path(collab.workspace.get_root_dir())
 
-    @collab.publish
+    @documented(collab.publish)
     def begin(self, request: bytes) -> Reply:
         """Take part in a run: the server says which, and whether the site's data are its own is answered."""
         return self._guarded(lambda: self._begin(request))
 
-    @collab.publish
+    @documented(collab.publish)
     def answer(self, request: bytes) -> Reply:
         """Answer one request of the run."""
         return self._guarded(lambda: self._answer(request))
@@ -69,9 +81,11 @@ class Site:
             raise InputError(f"this is not the beginning of a run ({type(error).__name__}): refused") from None
         jax.config.update("jax_enable_x64", precision == "float64")
         keep_compiled(self._kit)
-        own = SiteData.read(self._kit / "local" / "site.toml")
+        with _unsaid():
+            own = SiteData.read(self._kit / "local" / "site.toml")
         own.agree(task_name, knobs)
-        task, population = own.load(knobs)
+        with _unsaid():
+            task, population = own.load(knobs)
         algorithm = find(ALGORITHMS, "algorithm", name).configure(name, values)
         known = signatures(algorithm, population, task.x, task.y)
         self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskVault(self._kit / "kept", identity))

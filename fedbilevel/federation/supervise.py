@@ -159,8 +159,8 @@ class Supervisor:
             raise InputError(self._silent(error)) from None
 
     def _silent(self, error: Exception) -> str:
-        f = self.federation
-        return f"the server at {f.host}:{f.port} does not answer ({type(error).__name__}: {error}): start it, then resume"
+        f, said = self.federation, " ".join(str(error).split())
+        return f"the server at {f.host}:{f.port} does not answer ({type(error).__name__}: {said}): start it, then resume"
 
 
 class _Seen:

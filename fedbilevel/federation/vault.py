@@ -41,7 +41,7 @@ class DiskVault:
             raise InputError(f"this site has no values of step {step} on its disk: it cannot take part in this run") from None
         digest, data = content[:32], content[32:]
         if hashlib.sha256(data).digest() != digest:
-            raise InputError(f"{self._file(step)} is damaged: this site cannot take part in this run")
+            raise InputError(f"the values of step {step} on this site's disk are damaged: it cannot take part in this run")
         return data
 
     def _file(self, step: int) -> Path:
