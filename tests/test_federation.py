@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fedbilevel.federation.job import write_job
+from fedbilevel.federation.processes import die_with_parent
 from fedbilevel.runs import RunFolder
 
 pytestmark = pytest.mark.xdist_group("federation")
@@ -61,7 +62,11 @@ class Running:
         options = [o for name in names or self.names for o in ("--site", name)]
         with (self.folder / "start.txt").open("ab") as out:
             self.process = subprocess.Popen(
-                [*COMMAND, "federation", "start", self.folder, *options], stdout=out, stderr=out, env=ENVIRONMENT
+                [*COMMAND, "federation", "start", self.folder, *options],
+                stdout=out,
+                stderr=out,
+                env=ENVIRONMENT,
+                preexec_fn=die_with_parent,
             )
 
     def stop(self):
@@ -99,13 +104,47 @@ def federation(tmp_path_factory):
     content["class_allow_list"].append("hostile.HostileServer")
     resources.write_text(json.dumps(content))
     running = Running(folder)
-    running.serve()
     try:
+        running.serve()
         until(lambda: "connected" in (s := status(folder)) and "not connected" not in s, 90, "all sites to connect")
         yield running
     finally:
         running.stop()
         assert not [p for name in ("server", *SITES) for p in running.processes(name)], "processes were left behind"
+
+
+LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "400"]
+RUNS = {
+    "fedmbo": ["quadratic", "fedmbo", *SMALL, "--rounds", "40", "--set", "neumann_terms=4", "--clients-per-round", "3"],
+    "mefbo": ["quadratic", "mefbo", *SMALL, "--rounds", "40"],
+    "fedbioacc": ["quadratic", "fedbioacc", *SMALL, "--rounds", "41", "--set", "local_steps=2"],
+    "fedbio-local": LOCAL,
+    "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
+    "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
+}
+SIMULATE = """
+import json, sys
+from fedbilevel import cli
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv = ["fedbilevel", "run", *arguments, "--knob", "clients=4", "--out", name]
+    cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """The folder in which all runs are simulated, in one process beside the others; wait for a run with `done`."""
+    folder = tmp_path_factory.mktemp("simulated")
+    with (folder / "out.txt").open("w") as out:
+        process = subprocess.Popen([sys.executable, "-c", SIMULATE, json.dumps(RUNS)], cwd=folder, stdout=out, stderr=out)
+    yield folder
+    process.kill()
+    process.wait()
+
+
+def done(folder):
+    until(lambda: list(folder.glob("*/result.json")), 120, f"the simulated run in {folder}")
+    return rows(folder)
 
 
 def status(folder):
@@ -129,25 +168,13 @@ def assert_equal(deployed, simulated):
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
 
 
-def both(federation, tmp_path, task, algorithm, *options, simulated=()):
-    """The rows of a run on the federation, and of the same simulated."""
-    command("run", task, algorithm, *options, "--federation", federation.folder, "--out", tmp_path / "deployed")
-    command("run", task, algorithm, *options, *simulated, "--knob", "clients=4", "--out", tmp_path / "simulated")
-    return rows(tmp_path / "deployed"), rows(tmp_path / "simulated")
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [
-        ("fedmbo", ["--set", "neumann_terms=4", "--set", "lower_rounds=2", "--clients-per-round", 3]),
-        ("mefbo", []),  # fedbioacc and fedbio-local: below, with a server that cheats and a process that is killed
-        pytest.param("commfedbio", ["--set", "system_rounds=2"], marks=pytest.mark.slow),
-    ],
-)
-def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, tmp_path, algorithm, options):
-    ours, theirs = both(federation, tmp_path, "quadratic", algorithm, *SMALL, "--rounds", 40, *options)
-    assert_equal(ours, theirs)
-    assert len(ours) >= 4 and {"x_error", "y_error"} <= set(ours[0])
+@pytest.mark.parametrize("algorithm", ["fedmbo", "mefbo", pytest.param("commfedbio", marks=pytest.mark.slow)])
+def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, simulated, tmp_path, algorithm):
+    """FedBiOAcc and FedBiO-Local: below, with a server that cheats and with a process that is killed."""
+    command("run", *RUNS[algorithm], "--federation", federation.folder, "--out", tmp_path / "deployed")
+    found = rows(tmp_path / "deployed")
+    assert_equal(found, done(simulated / algorithm))
+    assert len(found) >= 4 and {"x_error", "y_error"} <= set(found[0])
 
 
 def kill_once(federation, run, name, kind, process):
@@ -169,18 +196,14 @@ def started(federation, out, *arguments):
     )
 
 
-LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "400"]
-
-
-def test_a_killed_job_process_costs_nothing_but_time_and_kept_values_survive(federation, tmp_path):
+def test_a_killed_job_process_costs_nothing_but_time_and_kept_values_survive(federation, simulated, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
     kill_once(federation, out, SITES[1], "worker_process", process)
     stdout, stderr = process.communicate(timeout=180)
     assert process.returncode == 0, stdout + stderr
     assert "going on from the last checkpoint" in stdout
-    command("run", *LOCAL, "--knob", "clients=4", "--out", tmp_path / "simulated")
-    assert_equal(rows(out), rows(tmp_path / "simulated"))  # no gap, no double row, and the sites' own y as if nothing were
+    assert_equal(rows(out), done(simulated / "fedbio-local"))  # no gap, no double row, and the sites' own y as ever
     identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
     assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2
 
@@ -235,7 +258,7 @@ def test_after_the_server_was_killed_resume_goes_on(federation, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, tmp_path):
+def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, simulated, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
     until(lambda: list(out.glob("*/metrics.jsonl")) and rows(out), 90, "the first row")
@@ -244,8 +267,7 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
     assert process.returncode == 130 and stderr == f"fedbilevel: stopped; go on with: fedbilevel resume {out}\n"
     assert not list(out.glob("*/result.json")) and list(out.glob("*/checkpoint"))
     command("resume", out)
-    command("run", *LOCAL, "--knob", "clients=4", "--out", tmp_path / "simulated")
-    assert_equal(rows(out), rows(tmp_path / "simulated"))
+    assert_equal(rows(out), done(simulated / "fedbio-local"))
 
 
 @pytest.mark.slow
@@ -349,21 +371,21 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def hostile(federation, tmp_path_factory):
+def hostile(federation, simulated, tmp_path_factory):
     """A run by a server that first asks the sites for all they must refuse: what they said, and the run's folder."""
     tmp_path = tmp_path_factory.mktemp("hostile")
-    arguments = ["run", "quadratic", "fedbioacc", *SMALL, "--rounds", 41, "--set", "local_steps=2"]
-    command(*arguments, "--knob", "clients=4", "--out", tmp_path / "simulated")
-    shutil.copytree(tmp_path / "simulated" / "fedbioacc", tmp_path / "run")
-    for name in ("result.json", "checkpoint", "metrics.jsonl"):
-        (tmp_path / "run" / name).unlink()
-    write_job(tmp_path / "job", RunFolder(tmp_path / "run"), SITES)
+    done(simulated / "fedbioacc")
+    (tmp_path / "run" / "fedbioacc").mkdir(parents=True)
+    shutil.copy(simulated / "fedbioacc" / "fedbioacc" / "config.json", tmp_path / "run" / "fedbioacc")
+    write_job(tmp_path / "job", RunFolder(tmp_path / "run" / "fedbioacc"), SITES)
     config = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
     config.write_text(config.read_text().replace("fedbilevel.federation.server.ExperimentServer", "hostile.HostileServer"))
-    done = submitted(federation.folder / "admin", ADMIN, tmp_path / "job")
-    assert (tmp_path / "run" / "result.json").exists(), done + federation.log()[-3000:]
-    said = json.loads((tmp_path / "run" / "said.json").read_text())
-    return said, tmp_path, federation.log(SITES[2])
+    script = [sys.executable, HERE / "intruder.py", federation.folder / "admin", ADMIN, tmp_path / "job"]
+    with subprocess.Popen(script, stdout=subprocess.DEVNULL, env=ENVIRONMENT) as submission:
+        until(lambda: list(tmp_path.glob("run/*/result.json")), 90, "the run's end")
+        log = federation.log(SITES[2])
+        submission.terminate()
+    return json.loads((tmp_path / "run" / "fedbioacc" / "said.json").read_text()), tmp_path / "run", log
 
 
 @pytest.mark.parametrize(
@@ -391,12 +413,10 @@ def test_a_site_answers_to_published_methods_alone(hostile):
     assert len(said["unpublished"]) == 4 and not any("True" in answer for answer in said["unpublished"].values())
 
 
-def test_the_run_is_unharmed_by_refused_requests(hostile):
-    _, folder, _ = hostile
-    (folder / "deployed").mkdir(exist_ok=True)
-    shutil.copytree(folder / "run", folder / "deployed" / "fedbioacc", dirs_exist_ok=True)
-    assert_equal(rows(folder / "deployed"), rows(folder / "simulated"))
-    assert len(rows(folder / "deployed")) >= 4
+def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
+    _, run, _ = hostile
+    assert_equal(rows(run), done(simulated / "fedbioacc"))
+    assert len(rows(run)) >= 4
 
 
 @pytest.fixture(scope="module")
@@ -442,13 +462,13 @@ def test_nothing_was_left_outside_the_federations_folder(federation):
 
 
 @pytest.mark.slow
-def test_the_digits_are_cleaned_as_in_the_simulation(federation, tmp_path):
+def test_the_digits_are_cleaned_as_in_the_simulation(federation, simulated, tmp_path):
     """What `make federation-demo` shows."""
     federation.serve("data-cleaning")
     try:
-        options = ["--set", "local_steps=2", "--rounds", 21, "--every", 10]
-        ours, theirs = both(federation, tmp_path, "data-cleaning", "fedbioacc", *options)
+        command("run", *RUNS["digits"], "--federation", federation.folder, "--out", tmp_path / "deployed")
     finally:
         federation.serve()
-    assert_equal(ours, theirs)
-    assert {"test_accuracy", "roc_auc"} <= set(ours[0])
+    found = rows(tmp_path / "deployed")
+    assert_equal(found, done(simulated / "digits"))
+    assert {"test_accuracy", "roc_auc"} <= set(found[0])

@@ -1,6 +1,6 @@
 """A run as a job of the engine: what is submitted, and the two small files by which supervisor and job talk.
 
-job.json    in the run folder, written by the job: that it has ended, and why if not in good order
+job.json    in the run folder, written by the job: that all its sites have begun, or that it has ended, and why
 stop        in the run folder, written by the supervisor: stop after the next checkpoint
 """
 

@@ -57,7 +57,7 @@ class KitProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.kit / "tmp")},
                 start_new_session=True,  # Ctrl-C is for us; we then stop it in order
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     @property
@@ -110,7 +110,8 @@ def _keep_storage_inside(kit: Path) -> None:
     file.write_text(json.dumps(resources, indent=2) + "\n")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """In a process that is about to start: have the kernel kill it when the one that starts it is gone."""
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

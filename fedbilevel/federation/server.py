@@ -47,7 +47,9 @@ class ExperimentServer:
         transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout)
         ended: dict[str, Any] = {}
         try:
-            self._execute(folder, self._experiment(folder.configuration, transport))
+            experiment = self._experiment(folder.configuration, transport)
+            write_status(folder.path, {"begun": True})
+            self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
         except (InputError, RuntimeError, OSError) as error:

@@ -26,7 +26,7 @@ RETURN = 5.0  # seconds between two looks for sites that came back
 CONNECT = 10.0  # seconds in which the server must answer
 GATHER = 30.0  # seconds that sites get to connect before a run goes on without them
 STOPPING = 60.0  # seconds that a job gets to stop after its checkpoint
-DEATHS = 3  # jobs in a row that die without a step made
+DEATHS = 3  # jobs in a row that die before a checkpoint
 
 
 class Supervisor:
@@ -68,14 +68,14 @@ class Supervisor:
         deaths, seen = 0, _Seen(observe)
         with self.session() as session:
             while folder.result is None:
-                before = _steps(folder)
+                before = _progress(folder)
                 ended = self._job(session, folder, stop, seen)
                 stop.check()
                 if folder.result is not None:
                     break
                 status = read_status(folder.path)
                 reason = status.get("error", ended)
-                deaths = 0 if _steps(folder) > before else deaths + 1
+                deaths = 0 if _progress(folder) > before else deaths + 1
                 if status.get("final") or deaths >= DEATHS:
                     logs = self.federation.folder / "server" / "log.txt"
                     raise InputError(f"the run stopped: {reason}; mend that ({logs} says more), then resume it")
@@ -100,14 +100,14 @@ class Supervisor:
         while not status.startswith("FINISHED"):
             time.sleep(POLL)
             seen.look(folder)
-            now = time.monotonic()
-            if read_status(folder.path).get("ended") or now - stopping > STOPPING:
+            now, said = time.monotonic(), read_status(folder.path)
+            if said.get("ended") or now - stopping > STOPPING:
                 with contextlib.suppress(Exception):  # nothing is left to do there, but the engine waits for lost sites
                     session.abort_job(job)
                 break
             with self._told():
                 status = str(session.get_job_meta(job).get("status", ""))
-                if now - looked > RETURN and not back:
+                if said.get("begun") and now - looked > RETURN and not back:
                     back, looked = self._back(session, job), now
             if (stop.signum is not None or back) and stopping == math.inf:
                 stopping = now
@@ -183,7 +183,7 @@ def _well(jobs: set[str]) -> bool:
     return not any("error" in job or "timeout" in job for job in jobs)
 
 
-def _steps(folder: RunFolder) -> int:
-    """The last step that metrics were written for."""
-    rows = folder.rows()
-    return rows[-1]["step"] if rows else -1
+def _progress(folder: RunFolder) -> float:
+    """When the last checkpoint was written."""
+    file = folder.path / "checkpoint"
+    return file.stat().st_mtime if file.exists() else 0.0
