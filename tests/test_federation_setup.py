@@ -189,6 +189,7 @@ def broken():
         (dict(task="quadratic"), "does not say the loader"),
         (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function; given: magic"),
         (dict(task="quadratic", loader="share", cliet=1), "unknown entry 'cliet'; did you mean client"),
+        (dict(task="quadratic", loader="share", client="1"), "client must be a whole number; given: '1'"),
         (dict(task="quadratic", loader="share", client=3), "client must be from 0 to 2; given: 3"),
         (dict(task="quadratic", loader="files"), "path must name an .npz file; given: ''"),
         (dict(task="quadratic", loader="files", path="site.toml"), "is not an .npz file of plain arrays"),

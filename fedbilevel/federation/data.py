@@ -20,8 +20,9 @@ from fedbilevel.settings import configure, nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task
 
+KINDS = {str: "text in quotes", int: "a whole number", dict: "a table"}
 LOADERS = ("share", "files", "function")
-FIELDS = ("task", "loader", "client", "path", "function", "data", "knobs")
+FIELDS = {"task": str, "loader": str, "client": int, "path": str, "function": str, "data": str, "knobs": dict}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class SiteData:
         for name in content:
             if name not in FIELDS:
                 raise InputError(f"{file} has an unknown entry {name!r}{nearest(name, FIELDS)}")
+            if type(content[name]) is not FIELDS[name]:
+                raise InputError(f"{file}: {name} must be {KINDS[FIELDS[name]]}; given: {content[name]!r}")
         for name in ("task", "loader"):
             if name not in content:
                 raise InputError(f"{file} does not say the {name}: add a line {name} = ...")
