@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from fedbilevel.federation.job import write_job
-from fedbilevel.federation.processes import die_with_parent
 from fedbilevel.runs import RunFolder
 
 pytestmark = pytest.mark.xdist_group("federation")
@@ -66,7 +65,6 @@ class Running:
                 stdout=out,
                 stderr=out,
                 env=ENVIRONMENT,
-                preexec_fn=die_with_parent,
             )
 
     def stop(self):
@@ -284,6 +282,16 @@ def test_a_slow_site_is_left_out_after_the_round_timeout(federation, tmp_path):
     assert [row["rounds"] for row in found] == list(range(0, 1001, 50))
     assert sum(row["absences"] for row in found) > 0 and found[-1]["absences"] == 0
     assert f"{SITES[1]} did not answer within 1.5 s" in federation.log() and "client 1 takes part again" in federation.log()
+
+
+@pytest.mark.slow
+def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
+    command("federation", "revoke", federation.folder, SITES[3])
+    until(lambda: f"{SITES[3]}: not connected" in status(federation.folder), 60, "the site to be gone")
+    time.sleep(10)  # it keeps trying
+    assert f"{SITES[3]}: not connected" in status(federation.folder)
+    command("federation", "revoke", federation.folder, SITES[3], "--readmit")
+    until(lambda: status(federation.folder).count(": connected") == 4, 90, "the site to be back")
 
 
 # --- nobody else gets in ---

@@ -57,7 +57,7 @@ class KitProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.kit / "tmp")},
                 start_new_session=True,  # Ctrl-C is for us; we then stop it in order
-                preexec_fn=die_with_parent,
+                preexec_fn=_die_with_parent,
             )
 
     @property
@@ -73,20 +73,23 @@ class KitProcess:
 
 
 def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
-    """Keep the kits' processes running until SIGINT or SIGTERM; then stop them all."""
-    deaths: dict[str, list[float]] = {kit.name: [] for kit in kits}
+    """Keep the kits' processes running until SIGINT or SIGTERM; then stop them all. One that keeps dying is given up."""
+    deaths: dict[KitProcess, list[float]] = {kit: [] for kit in kits}
     with _signals() as stopped, _nothing_left():
         for kit in kits:
             kit.start()
         while not stopped():
             time.sleep(0.2)
-            for kit in kits:
-                if kit.alive:
-                    continue
+            for kit in [kit for kit in deaths if not kit.alive]:
                 now = time.monotonic()
-                deaths[kit.name] = [*(t for t in deaths[kit.name] if now - t < WITHIN), now]
-                if len(deaths[kit.name]) >= RESTARTS:
-                    raise InputError(f"{kit.name} ended {RESTARTS} times in {WITHIN:.0f} s: read {kit.kit / 'console.txt'}")
+                deaths[kit] = [*(t for t in deaths[kit] if now - t < WITHIN), now]
+                if len(deaths[kit]) >= RESTARTS:
+                    del deaths[kit]
+                    trouble = f"{kit.name} ended {RESTARTS} times in {WITHIN:.0f} s: read {kit.kit / 'console.txt'}"
+                    if not deaths:
+                        raise InputError(trouble)
+                    say(trouble)
+                    continue
                 say(f"{kit.name} ended; starting it again")
                 _end([p for p in psutil.Process().children(recursive=True) if _of(p, kit.kit)])
                 kit.start()
@@ -110,8 +113,7 @@ def _keep_storage_inside(kit: Path) -> None:
     file.write_text(json.dumps(resources, indent=2) + "\n")
 
 
-def die_with_parent() -> None:
-    """In a process that is about to start: have the kernel kill it when the one that starts it is gone."""
+def _die_with_parent() -> None:
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
