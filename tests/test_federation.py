@@ -73,7 +73,7 @@ class Running:
 
     def log(self, name="server"):
         """Everything that a participant logged: its own process, and those of its jobs."""
-        return "".join(p.read_text() for p in sorted((self.folder / name).glob("**/*log.txt")))
+        return (self.folder / name / "console.txt").read_text()
 
     def processes(self, name, kind=""):
         found = []
