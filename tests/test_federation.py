@@ -18,8 +18,6 @@ import pytest
 from fedbilevel.federation.job import write_job
 from fedbilevel.runs import RunFolder
 
-pytestmark = pytest.mark.xdist_group("federation")
-
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SITES = [f"hospital-{m}" for m in range(1, 5)]
