@@ -18,8 +18,6 @@ import pytest
 from fedbilevel.federation.job import write_job
 from fedbilevel.runs import RunFolder
 
-pytestmark = pytest.mark.xdist_group("federation")
-
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SITES = [f"hospital-{m}" for m in range(1, 5)]
@@ -73,7 +71,7 @@ class Running:
 
     def log(self, name="server"):
         """Everything that a participant logged: its own process, and those of its jobs."""
-        return "".join(p.read_text() for p in sorted((self.folder / name).glob("**/*log.txt")))
+        return (self.folder / name / "console.txt").read_text()
 
     def processes(self, name, kind=""):
         found = []

@@ -21,6 +21,7 @@ from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
+CONSOLE_SIZE = 50 << 20  # bytes after which a fresh one is begun at the next start
 GRACE = 5.0  # seconds that processes get to end by themselves
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -37,7 +38,10 @@ class KitProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; what it prints goes to `console.txt` in its kit, its logs to `log.txt`."""
+        """Start it; all that it and its jobs log goes to `console.txt` in its kit."""
+        console_file = self.kit / "console.txt"
+        if console_file.exists() and console_file.stat().st_size > CONSOLE_SIZE:
+            console_file.replace(console_file.with_name("console.old.txt"))
         (self.kit / "tmp").mkdir(exist_ok=True)
         (self.kit / "transfer").mkdir(exist_ok=True)
         if self.name == SERVER:
@@ -45,7 +49,7 @@ class KitProcess:
         kind = "server" if self.name == SERVER else "client"
         options = ["secure_train=true", f"org={ORGANISATION}", "config_folder=config"]
         options += [f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"] if kind == "client" else []
-        with (self.kit / "console.txt").open("ab") as console:
+        with console_file.open("ab") as console:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-u", "-m", MODULES[kind]),

@@ -77,7 +77,7 @@ class Supervisor:
                 reason = status.get("error", ended)
                 deaths = 0 if _progress(folder) > before else deaths + 1
                 if status.get("final") or deaths >= DEATHS:
-                    logs = self.federation.folder / "server" / "log.txt"
+                    logs = self.federation.folder / "server" / "console.txt"
                     raise InputError(f"the run stopped: {reason}; mend that ({logs} says more), then resume it")
                 self._say(f"the job ended early ({reason}); going on from the last checkpoint")
         result = folder.result or {}
