@@ -217,12 +217,12 @@ class DataCleaning:
             for part in partition.one_class(labels[with_holder], self.clients, self.data_seed)
         ]
         rest = np.setdiff1d(order, np.concatenate(clean))
-        dealt = [rest[part] for part in partition.deal(self.partition, labels[rest], self.clients, self.data_seed)]
-        longest = max(len(part) for part in dealt)
-        if min(map(len, clean)) < self.validation_per_client or longest < self.train_per_client:
+        enough = min(map(len, clean)) >= self.validation_per_client and len(rest) >= self.clients
+        dealt = partition.deal(self.partition, labels[rest], self.clients, self.data_seed) if enough else []
+        if max(map(len, dealt), default=0) < self.train_per_client:
             raise InputError(
                 f"data-cleaning: {self.dataset} has {len(labels)} training samples, too few for {self.clients} clients with "
                 f"{self.train_per_client} training and {self.validation_per_client} clean samples: lower one of the three"
             )
-        shuffled = [np.random.default_rng((self.data_seed, m)).permutation(part) for m, part in enumerate(dealt)]
+        shuffled = [np.random.default_rng((self.data_seed, m)).permutation(rest[part]) for m, part in enumerate(dealt)]
         return [part[: self.train_per_client] for part in shuffled], clean
