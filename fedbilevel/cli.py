@@ -20,6 +20,8 @@ from fedbilevel.data import commands
 from fedbilevel.data.datasets import SETS, existing_folder
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.registry import Entry, find
+from fedbilevel.report import commands as report_commands
+from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(commands.app, name="data")
+app.command("report")(report_commands.report)
+app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
@@ -52,6 +56,7 @@ def _option(parser: Callable[[str], Any], help: str) -> Any:
 
 
 Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
+Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace runs that the folder already holds.")]
 
 
@@ -79,10 +84,12 @@ def run(
     data: Annotated[
         str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")
     ] = "",
+    style: Look = "screen",
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Run algorithms on a task, with the same budget each, and compare them."""
+    look = find_style(style)
     find(TASKS, "task", task)
     for name in algorithms:
         find(ALGORITHMS, "algorithm", name)
@@ -102,7 +109,7 @@ def run(
         loss_bound=loss_bound,
         data=str(existing_folder(data).resolve()) if data else "",
     )
-    _start(task, assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force)
+    _start(task, assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force, look)
 
 
 @app.command()
@@ -127,20 +134,24 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run, or a folder of
 @app.command()
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("comparison.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG in any case.")] = Path("comparison.png"),
+    style: Look = "screen",
 ) -> None:
     """Show runs side by side, as a table and a picture."""
     picture_path(out)
-    from fedbilevel import report
+    look = find_style(style)
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.pictures import draw
+    from fedbilevel.report.table import table
     from fedbilevel.runs import RunFolder
 
-    curves = report.curves([folder for directory in directories for folder in RunFolder.find(directory)])
+    curves = read([folder for directory in directories for folder in RunFolder.find(directory)])
     headlines = sorted({curve.headline for curve in curves})
     if len(headlines) > 1:
         raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
-    report.picture(curves, out)
-    console.print(report.table(curves))
-    console.print(f"picture: {out}", soft_wrap=True)
+    written = draw(curves, out, look)
+    console.print(table(curves))
+    console.print(f"pictures: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 @app.command("list")
@@ -204,7 +215,13 @@ def _fail(message: str, code: int) -> None:
 
 
 def _start(
-    task: str, knobs: dict[str, Any], algorithms: dict[str, dict[str, Any]], rest: dict[str, Any], out: Path, force: bool
+    task: str,
+    knobs: dict[str, Any],
+    algorithms: dict[str, dict[str, Any]],
+    rest: dict[str, Any],
+    out: Path,
+    force: bool,
+    style: Style = SCREEN,
 ) -> None:
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
     from fedbilevel.configuration import Configuration
@@ -213,11 +230,14 @@ def _start(
     configurations = [Configuration.resolve(task, knobs, name, values, **rest) for name, values in algorithms.items()]
     for configuration in configurations:
         configuration.experiment()
-    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force))
+    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force), style)
 
 
-def _execute(directory: Path, folders: list[RunFolder]) -> None:
-    from fedbilevel import progress, report
+def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
+    from fedbilevel import progress
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.pictures import draw
+    from fedbilevel.report.table import table
     from fedbilevel.runs import Interrupted, stop_request
 
     diverged = []
@@ -239,14 +259,14 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror or error}"
         _fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
-    curves = report.curves([folder for folder in folders if folder.rows()])
+    curves = read([folder for folder in folders if folder.rows()])
     if curves:
-        report.picture(curves, directory / "curves.png")
+        pictures = draw(curves, directory / "curves.png", style)
         console.print()
-        console.print(report.table(curves))
+        console.print(table(curves))
         for caveat in dict.fromkeys(c for folder in folders for c in (folder.result or {}).get("caveats", [])):
             console.print(f"note: {caveat}", soft_wrap=True)
-        console.print(f"\nruns: {directory}\ncurves: {directory / 'curves.png'}", soft_wrap=True)
+        console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
     if diverged:
         raise Diverged("\n".join(diverged))
 

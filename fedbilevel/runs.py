@@ -3,6 +3,7 @@
 config.json       the resolved configuration, and the versions it ran with
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
+x.npy             the x in it, for whoever looks at the run
 result.json       how the run ended: finished, or diverged and why
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -33,7 +35,7 @@ from fedbilevel.traffic import Totals
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "result.json")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json")
 
 
 class Interrupted(Exception):
@@ -121,6 +123,11 @@ class RunFolder:
         return self._read("config.json").get("bytes_per_float", 4)
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Of what the run began with."""
+        return self._read("config.json").get("versions", {})
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
         return self._read("result.json") if (self.path / "result.json").exists() else None
@@ -141,6 +148,11 @@ class RunFolder:
             with contextlib.suppress(ValueError):
                 rows.append(json.loads(line))
         return rows
+
+    def x(self) -> np.ndarray | None:
+        """x as of the newest checkpoint; None where there is none."""
+        file = self.path / "x.npy"
+        return np.load(file, allow_pickle=False) if file.exists() else None
 
     def execute(
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float = CHECKPOINT_SECONDS
@@ -206,6 +218,9 @@ class RunFolder:
         payload = wire.encode(content)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_atomically(self.path / "checkpoint", MAGIC + digest + b"\n" + payload)
+        x = io.BytesIO()
+        np.save(x, np.asarray(moment.state.x), allow_pickle=False)
+        write_atomically(self.path / "x.npy", x.getvalue())
 
     def _read_checkpoint(self, experiment: Experiment, configuration: Configuration) -> Snapshot | None:
         file = self.path / "checkpoint"

@@ -138,7 +138,7 @@ class DataCleaning:
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Images = datasets.load(self.dataset, data)
-        train, validation = self._dealt(source.labels)
+        train, validation = self.dealt(source.labels)
         place = np.split(np.arange(sum(map(len, train)), dtype=np.int32), np.cumsum([len(part) for part in train])[:-1])
         samples = np.concatenate(train)
         rng = np.random.default_rng(self.data_seed)
@@ -180,7 +180,7 @@ class DataCleaning:
         validated = {"validation_error": validation_error}
         return Task(population, x0, y0, metrics, strongly_convex=False, validated=validated, holdings=held)
 
-    def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
+    def dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""
         if self.clean == "own":
             parts = partition.deal(self.partition, labels, self.clients, self.data_seed)
