@@ -41,12 +41,13 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 
 
 def labels(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each configuration: its algorithm, and where several have that, what differs between them."""
-    differing, names = differences(described), [d["algorithm"] for d in described]
-    return [
-        ", ".join([name, *(f"{k} {d[k]}" for k in differing if k in d and k != "algorithm" and names.count(name) > 1)])
-        for name, d in zip(names, described, strict=True)
-    ]
+    """A name for each configuration: its algorithm, and where several have that, in what those differ."""
+
+    def label(one: Mapping[str, Any]) -> str:
+        twins = [d for d in described if d["algorithm"] == one["algorithm"]]
+        return ", ".join([one["algorithm"], *(f"{k} {one[k]}" for k in differences(twins) if k in one)])
+
+    return [label(one) for one in described]
 
 
 def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ class Style(NamedTuple):
     width: float
     height: float
     dpi: int
-    settings: dict[str, Any]
+    settings: Any  # by name
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
