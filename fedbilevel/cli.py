@@ -19,6 +19,7 @@ from fedbilevel.arguments import assignments, picture_path
 from fedbilevel.data import commands
 from fedbilevel.data.datasets import SETS, existing_folder
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.explain import Explained, explained
 from fedbilevel.registry import Entry, find
 from fedbilevel.report import commands as report_commands
 from fedbilevel.report.styles import SCREEN, Style, find_style
@@ -175,13 +176,10 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     cls = known[name].load()
     console.print(sys.modules[cls.__module__].__doc__, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("setting", "default", "meaning", "must be", "default from"):
-        table.add_column(column, overflow="fold")
-    fixed, ours = known[name].preset, "ours: converges on quadratic" if name in ALGORITHMS else "ours"
-    for field, setting in settings(cls).items():
-        source = f"fixed: makes it {name}" if field in fixed else setting.source or ours
-        default = {**known[name].defaults, **fixed}.get(field, getattr(cls, field))
-        table.add_row(field, str(default), setting.meaning, setting.wanted, source)
+    for column in Explained._fields:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for row in explained(name, known[name]):
+        table.add_row(*row)
     console.print(table)
     for option, value in known[name].run.items():
         console.print(f"\nunless given: --{option.replace('_', '-')} {value}", soft_wrap=True)
