@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types bench clean
+.PHONY: demo test test-all examples docs lint types bench clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -11,6 +11,12 @@ test: .venv/developed
 
 test-all: .venv/developed
 	$(BIN)/pytest -m ""
+
+examples: .venv/developed
+	$(BIN)/pytest tests/test_examples.py -m ""
+
+docs: .venv/documented
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/mkdocs build --quiet --strict
 
 lint: .venv/developed
 	$(BIN)/ruff check .
@@ -30,6 +36,10 @@ bench: .venv/installed
 
 .venv/developed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+.venv/documented: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:
