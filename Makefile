@@ -16,7 +16,7 @@ examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m ""
 
 docs: .venv/documented
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/mkdocs build --quiet --strict
 
 lint: .venv/developed
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -37,38 +38,40 @@ class Work(NamedTuple):
 
 
 class Tally:
-    """The work of an experiment until any step; what was counted once is kept."""
+    """The work of an experiment until any step, for any seed; what was counted once is kept."""
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
         self._state = experiment.state_shapes()
-        self._until = [_work(jax.jit(self._of_start)())]
-        self._of_steps = jax.jit(lambda first: lax.map(self._of_step, first + jnp.arange(STEPS_AT_ONCE)))
+        self._of_start = jax.jit(self._start)
+        self._of_steps = jax.jit(lambda key, first: lax.map(partial(self._step, key), first + jnp.arange(STEPS_AT_ONCE)))
+        self._until: dict[int, list[Work]] = {}
 
-    def at(self, steps: Sequence[int]) -> list[Work]:
-        """The work until each of these steps."""
-        while len(self._until) <= max(steps, default=0):
-            more = jax.tree.map(np.asarray, self._of_steps(len(self._until)))
+    def at(self, steps: Sequence[int], seed: int | None = None) -> list[Work]:
+        """The work until each of these steps, with the experiment's own seed unless another is given."""
+        seed = self.experiment.seed if seed is None else seed
+        key = jax.random.key(seed)
+        until = self._until.setdefault(seed, [])
+        if not until:
+            until.append(_work(self._of_start(key)))
+        while len(until) <= max(steps, default=0):
+            more = jax.tree.map(np.asarray, self._of_steps(key, len(until)))
             for k in range(STEPS_AT_ONCE):
-                before, new = self._until[-1], _work(jax.tree.map(lambda a: a[k], more))
-                self._until.append(Work(before.gradients + new.gradients, before.products + new.products))
-        return [self._until[step] for step in steps]
+                new = _work(jax.tree.map(lambda a: a[k], more))
+                until.append(Work(until[-1].gradients + new.gradients, until[-1].products + new.products))
+        return [until[step] for step in steps]
 
-    def _of_start(self) -> Traffic:
-        experiment = self.experiment
-        clients = IdleClients(experiment.simulator, self._key(0))
-        experiment.algorithm.init(experiment.task.x, experiment.task.y, clients)
+    def _start(self, key: Array) -> Traffic:
+        clients = IdleClients(self.experiment.simulator, jax.random.fold_in(key, 0))
+        self.experiment.algorithm.init(self.experiment.task.x, self.experiment.task.y, clients)
         return clients.traffic
 
-    def _of_step(self, step: Array) -> Traffic:
-        server_key, clients_key = jax.random.split(self._key(step))
+    def _step(self, key: Array, step: Array) -> Traffic:
+        server_key, clients_key = jax.random.split(jax.random.fold_in(key, step))
         clients = IdleClients(self.experiment.simulator, clients_key)
         state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._state)
         self.experiment.algorithm.step(state, clients, server_key)
         return clients.traffic
-
-    def _key(self, step: Array | int) -> Array:
-        return jax.random.fold_in(jax.random.key(self.experiment.seed), step)
 
 
 def _work(counted: Traffic) -> Work:

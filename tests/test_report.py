@@ -170,6 +170,12 @@ def test_old_runs_open_without_what_they_did_not_store(folders, tmp_path):
     assert shown["runs"][0]["columns"]["rounds"] == [0, 10, 20, 30]
 
 
+def test_a_run_that_has_not_begun_is_named(folders, tmp_path):
+    (waiting,) = RunFolder.create({tmp_path / "waiting": folders[0].configuration})
+    shown = contents([waiting])
+    assert shown["notes"] == [f"{waiting.path} has no metrics yet."] and shown["runs"] == [] and page(shown)
+
+
 @pytest.fixture
 def served(folders, tmp_path):
     """A run of which only the first two rows have come so far, and the server of its page."""

@@ -82,4 +82,5 @@ def test_the_tally_of_a_long_run_grows_with_its_steps():
     task = Quadratic(clients=4, noise=0.1).build()
     algorithm = ALGORITHMS["fedbio"].configure("fedbio", {"local_steps": 3})
     tally = Tally(Experiment(task, algorithm, steps=1))
+    assert tally.at([1, 2], seed=5) == [Work(36, 24), Work(72, 48)]
     assert tally.at([0, 1, 1000]) == [Work(0, 0), Work(4 * 3 * 3, 4 * 3 * 2), Work(1000 * 36, 1000 * 24)]

@@ -76,8 +76,8 @@ def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str
 def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any]) -> None:
     """Add what only the run's experiment can tell: the work done, who holds what, and what x says."""
     configuration, steps = folder.configuration, run["columns"]["step"]
-    tally = _tally(json.dumps(configuration.plain()))
-    work = tally.at(steps)
+    tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
+    work = tally.at(steps, configuration.seed)
     run["columns"] |= {"gradients": [w.gradients for w in work], "products": [w.products for w in work]}
     task = tally.experiment.task
     where = json.dumps([configuration.task, dict(configuration.knobs)])
@@ -94,7 +94,7 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
 
 @functools.lru_cache(maxsize=64)
 def _tally(configuration: str) -> Tally:
-    """Counted once for a run, however often its page is made."""
+    """One for all seeds, and counted once however often a page is made."""
     return Tally(Configuration(**json.loads(configuration)).experiment())
 
 
