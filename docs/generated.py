@@ -1,6 +1,7 @@
 """Pages that mkdocs makes from the code: one for each algorithm, an overview of what a step costs, the tasks, the examples."""
 
 import ast
+import html
 import re
 import sys
 from pathlib import Path
@@ -111,7 +112,7 @@ def prose(docstring: str) -> str:
 
 def _escaped(text: str) -> str:
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*_<>|\\\[\]])", r"\\\1", part) for part in parts)
+    return "".join(p if p.startswith("`") else re.sub(r"([*_|\\\[\]])", r"\\\1", html.escape(p, quote=False)) for p in parts)
 
 
 def _settings(name: str, entry: Entry) -> str:

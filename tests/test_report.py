@@ -242,10 +242,7 @@ def test_a_band_is_students_confidence_interval_and_interpolates():
 
 
 def test_runs_belong_together_if_the_seed_alone_differs():
-    runs = [
-        {"algorithm": "a", "seed": 0, "eta": 1},
-        {"algorithm": "a", "seed": 1, "eta": 1},
-        {"algorithm": "a", "seed": 0, "eta": 2},
-    ]
+    runs = [dict(task="t", algorithm="a", seed=seed, eta=eta) for seed, eta in ((0, 1), (1, 1), (0, 2))]
     assert series(runs) == [[0, 1], [2]]
     assert labels(runs) == ["a, seed 0, eta 1", "a, seed 1, eta 1", "a, seed 0, eta 2"]
+    assert labels([runs[0], dict(task="s", algorithm="a", seed=0, eta=3)]) == ["a on t", "a on s"]

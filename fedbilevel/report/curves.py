@@ -41,11 +41,13 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 
 
 def labels(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each configuration: its algorithm, and where several have that, in what those differ."""
+    """A name for each configuration: its algorithm, its task if there are several, and in what it differs from its like."""
+    several = len({d["task"] for d in described}) > 1
 
     def label(one: Mapping[str, Any]) -> str:
-        twins = [d for d in described if d["algorithm"] == one["algorithm"]]
-        return ", ".join([one["algorithm"], *(f"{k} {one[k]}" for k in differences(twins) if k in one)])
+        alike = [d for d in described if (d["task"], d["algorithm"]) == (one["task"], one["algorithm"])]
+        name = f"{one['algorithm']} on {one['task']}" if several else one["algorithm"]
+        return ", ".join([name, *(f"{k} {one[k]}" for k in differences(alike) if k in one)])
 
     return [label(one) for one in described]
 
