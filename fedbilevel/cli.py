@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +13,41 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.arguments import assignments, picture_path
+from fedbilevel.arguments import (
+    ByChance,
+    ChunkSize,
+    ClientsPerRound,
+    Data,
+    Dropout,
+    Every,
+    Force,
+    Knobs,
+    LossBound,
+    Out,
+    Rounds,
+    Settings,
+    SettingsFile,
+    Steps,
+    TaskName,
+    assignments,
+    budget,
+    by_algorithm,
+    data_folder,
+    fail,
+    new_folder,
+    option,
+    picture_path,
+    whole,
+)
 from fedbilevel.data import commands
-from fedbilevel.data.datasets import SETS, existing_folder
+from fedbilevel.data.datasets import SETS
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.explain import Explained, explained
 from fedbilevel.registry import Entry, find
 from fedbilevel.report import commands as report_commands
 from fedbilevel.report.styles import SCREEN, Style, find_style
-from fedbilevel.settings import nearest, settings
+from fedbilevel.settings import nearest
+from fedbilevel.sweeps.commands import go_on, sweep
 from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -31,6 +55,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(commands.app, name="data")
+app.command()(sweep)
 app.command("report")(report_commands.report)
 app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
@@ -38,53 +63,28 @@ console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty
 DEMO = {"rounds": 1000, "every": 20}
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
-
-
-def _option(parser: Callable[[str], Any], help: str) -> Any:
-    return typer.Option(parser=parser, metavar="N" if parser is _whole else "P", help=help)
-
-
-Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace runs that the folder already holds.")]
 
 
 @app.command()
 def run(
-    task: Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")],
+    task: TaskName,
     algorithms: Annotated[list[str], typer.Argument(help="One or more algorithms to run and compare.", metavar="ALGORITHM...")],
-    rounds: Annotated[
-        int | None, _option(_whole, "Budget of communication rounds, the same for every algorithm. [1000]")
-    ] = None,
-    steps: Annotated[int | None, _option(_whole, "Number of outer steps instead of rounds.")] = None,
-    clients_per_round: Annotated[
-        int | None, _option(_whole, "How many clients take part in a round; all unless given.")
-    ] = None,
-    bernoulli: Annotated[float | None, _option(_number, "Probability that a client takes part, instead of a number.")] = None,
-    dropout: Annotated[float | None, _option(_number, "Probability that a drawn client drops out.")] = None,
-    seed: Annotated[int, _option(_whole, "Of all randomness of the run.")] = 0,
+    rounds: Rounds = None,
+    steps: Steps = None,
+    clients_per_round: ClientsPerRound = None,
+    bernoulli: ByChance = None,
+    dropout: Dropout = None,
+    seed: Annotated[int, option(whole, "Of all randomness of the run.")] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Hyperparameter NAME=VALUE, or ALGORITHM.NAME=VALUE for one of several.")
     ] = None,
-    knob: Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")] = None,
-    every: Annotated[int, _option(_whole, "Rounds between two metrics.")] = 10,
-    chunk_size: Annotated[int | None, _option(_whole, "Clients computed at once, to bound memory.")] = None,
-    loss_bound: Annotated[float, _option(_number, "A loss above this counts as divergence.")] = 1e6,
-    data: Annotated[
-        str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")
-    ] = "",
+    knob: Knobs = None,
+    settings: SettingsFile = None,
+    every: Every = 10,
+    chunk_size: ChunkSize = None,
+    loss_bound: LossBound = 1e6,
+    data: Data = "",
     style: Look = "screen",
     out: Out = None,
     force: Force = False,
@@ -96,11 +96,8 @@ def run(
         find(ALGORITHMS, "algorithm", name)
     if len(set(algorithms)) < len(algorithms):
         raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
-    if rounds is not None and steps is not None:
-        raise InputError("give either --rounds or --steps, not both")
     rest: dict[str, Any] = dict(
-        rounds=1000 if rounds is None and steps is None else rounds,
-        steps=steps,
+        budget(rounds, steps),
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
@@ -108,9 +105,11 @@ def run(
         every=every,
         chunk_size=chunk_size,
         loss_bound=loss_bound,
-        data=str(existing_folder(data).resolve()) if data else "",
+        data=data_folder(data),
     )
-    _start(task, assignments(knob), _by_algorithm(algorithms, set_), rest, out or _new_folder(task), force, look)
+    file = Settings(settings)
+    chosen = {name: {**file.hyperparameters(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
+    _start(task, {**file.knobs(task), **assignments(knob)}, chosen, rest, out or new_folder(task), force, look)
 
 
 @app.command()
@@ -121,12 +120,14 @@ def demo(out: Out = None, force: Force = False) -> None:
         "few clean samples are of one class only. With FedBiOAcc they learn together which samples to trust; "
         "FedAvg trusts them all.\n"
     )
-    _start("data-cleaning", {}, {"fedbioacc": {}, "fedavg": {}}, DEMO, out or _new_folder("demo"), force)
+    _start("data-cleaning", {}, {"fedbioacc": {}, "fedavg": {}}, DEMO, out or new_folder("demo"), force)
 
 
 @app.command()
-def resume(directory: Annotated[Path, typer.Argument(help="A run, or a folder of runs.")]) -> None:
-    """Go on with runs that were stopped or killed."""
+def resume(directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")]) -> None:
+    """Go on with runs, or with a sweep, that were stopped or killed."""
+    if (directory / "sweep.json").exists():
+        return go_on(directory)
     from fedbilevel.runs import RunFolder
 
     _execute(directory, RunFolder.find(directory))
@@ -178,13 +179,14 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in Explained._fields:
         table.add_column(column.replace("_", " "), overflow="fold")
-    for row in explained(name, known[name]):
+    entry = known[name]
+    for row in explained(name, entry):
         table.add_row(*row)
     console.print(table)
-    for option, value in known[name].run.items():
-        console.print(f"\nunless given: --{option.replace('_', '-')} {value}", soft_wrap=True)
-    for task, entry in TASKS.items() if name in ALGORITHMS else ():
-        suited = entry.load().suited.get(task, {}).get(name)
+    for run_option, value in entry.run.items():
+        console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
+    for task, other in TASKS.items() if name in ALGORITHMS else ():
+        suited = other.load().suited.get(task, {}).get(name)
         if suited:
             values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
             console.print(f"\non {task} ({suited.source}): {values}", soft_wrap=True)
@@ -193,23 +195,20 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
 def main() -> None:
     """Run the command; what a user can mend comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
         app(standalone_mode=False)
     except InputError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except TyperException as error:
-        _fail(error.format_message(), 2)
+        fail(error.format_message(), 2)
     except Diverged as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     except OSError as error:
-        _fail(f"{error.filename or 'the file system'}: {error.strerror or error}", 1)
+        fail(f"{error.filename or 'the file system'}: {error.strerror or error}", 1)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped", 130)
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"fedbilevel: {message}", file=sys.stderr)
-    sys.exit(code)
+        fail("stopped", 130)
 
 
 def _start(
@@ -253,10 +252,10 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
                     diverged.append(str(error))
                 stop.check()
     except Interrupted as interrupted:
-        _fail(f"stopped; go on with: fedbilevel resume {directory}", 128 + interrupted.signum)
+        fail(f"stopped; go on with: fedbilevel resume {directory}", 128 + interrupted.signum)
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror or error}"
-        _fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
+        fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
     curves = read([folder for folder in folders if folder.rows()])
     if curves:
         pictures = draw(curves, directory / "curves.png", style)
@@ -267,25 +266,3 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
         console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
     if diverged:
         raise Diverged("\n".join(diverged))
-
-
-def _by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Each algorithm's own values: those set for it by name, and those set for all that have such a field."""
-    fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
-    values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
-    for name, value in assignments(texts).items():
-        owner, dot, field = name.rpartition(".")
-        if dot and owner not in values:
-            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")
-        takers = [owner] if dot else [a for a in algorithms if field in fields[a]]
-        known = list(dict.fromkeys(f for a in ([owner] if dot else algorithms) for f in fields[a]))
-        if field not in known:
-            raise InputError(f"{owner or ' and '.join(algorithms)} has no hyperparameter {field!r}{nearest(field, known)}")
-        for taker in takers:
-            values[taker][field] = value
-    return values
-
-
-def _new_folder(name: str) -> Path:
-    stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())

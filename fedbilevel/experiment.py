@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,19 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedbilevel import exact
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.participation import Everyone, Participation
 from fedbilevel.sets import UNCONSTRAINED
 from fedbilevel.simulate import Rows, Simulator
-from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.base import LOSSES, Task
 from fedbilevel.traffic import Totals, Traffic
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 UNLIMITED = 2**31 - 1
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
-LOSSES = ("upper_loss", "lower_loss")  # the metrics by which a run is said to diverge
 
 
 class Snapshot(NamedTuple):
@@ -75,8 +74,8 @@ class Experiment:
         require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
             raise InputError(
-                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: "
-                "choose another algorithm ('fedbilevel list' names them)"
+                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: choose "
+                f"one of {', '.join(n for n, e in ALGORITHMS.items() if e.load().lower_level == task.lower_level)}"
             )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(
@@ -110,7 +109,7 @@ class Experiment:
 
     def state_shapes(self) -> Any:
         """Shapes and dtypes of the run's states, without computing one."""
-        return jax.eval_shape(_init, self.simulator, self.algorithm, self.task.x, self.task.y, self._key(0))[0]
+        return jax.eval_shape(begin, self.simulator, self.algorithm, self.task.x, self.task.y, self._key(0))[0]
 
     def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
         """The moments of the run, the last one at its end; from `start` on if that is given.
@@ -118,11 +117,11 @@ class Experiment:
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
         simulator = self.simulator
-        evaluate = jax.jit(self._metrics)
         began = time.perf_counter()
         if start is None:
-            state, traffic = _init(simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
-            yield self._judged(evaluate, Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began))
+            state, traffic = _begin(simulator, self.algorithm, self.task.x, self.task.y, self._key(0))
+            moment = Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began)
+            yield self.judged(moment, self.task.judge(state.x, revealed(state.y)))
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
         key, stretch, calls = jax.random.key(self.seed), 1, 0
@@ -139,13 +138,13 @@ class Experiment:
             totals = totals.plus(traffic)
             moment = Snapshot(state, new_step, totals, before + now - began)
             if not finite:
-                raise Diverged(self._advice(moment, f"{_not_finite(state)} not finite"))
+                raise Diverged(self.advice(moment, f"{_not_finite(state)} not finite"))
             if calls:  # the first call compiles
                 pace = (new_step - step) / (now - called + 1e-6)
                 stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
             calls, ended, step = calls + 1, not more, new_step
             if ended or totals.rounds >= due:
-                moment = self._judged(evaluate, moment)
+                moment = self.judged(moment, self.task.judge(state.x, revealed(state.y)))
             yield moment
             if ended:
                 return
@@ -153,15 +152,10 @@ class Experiment:
     def _key(self, step: int) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), step)
 
-    def _metrics(self, state: Any) -> dict[str, Array]:
-        task, x, y = self.task, state.x, revealed(state.y)
-        losses = dict(zip(LOSSES, exact.losses(task.population, x, y, task.lower_level), strict=True))
-        means = {n: exact.mean_over_upper_rows(of, task.population, x, y, task.lower_level) for n, of in task.validated.items()}
-        return {**losses, **means, **task.metrics(x, y)}
-
-    def _judged(self, evaluate: Any, moment: Snapshot) -> Snapshot:
+    def judged(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
+        """The moment with these metrics; raises `Diverged` where a loss is above the bound."""
         metrics: dict[str, float | None] = {}
-        for name, value in evaluate(moment.state).items():
+        for name, value in values.items():
             if np.shape(value) != () or name in COUNTERS:
                 raise InputError(f"the metric {name!r} must be one number, under a name that is not a counter's")
             number = float(value)
@@ -169,10 +163,11 @@ class Experiment:
             if name in LOSSES and metrics[name] is None and moment.step == 0:
                 raise InputError(f"{name} is not finite at the start: look for such values in the data, or start elsewhere")
             if name in LOSSES and not number <= self.loss_bound:
-                raise Diverged(self._advice(moment, f"{name} is {number:.3g}, above the bound of {self.loss_bound:.3g}"))
+                raise Diverged(self.advice(moment, f"{name} is {number:.3g}, above the bound of {self.loss_bound:.3g}"))
         return moment._replace(metrics=metrics)
 
-    def _advice(self, moment: Snapshot, what: str) -> str:
+    def advice(self, moment: Snapshot, what: str) -> str:
+        """What to say of a run that diverges."""
         sizes = ", ".join(f"{name} = {value:g}" for name, value in self.algorithm.step_sizes(moment.step).items())
         return (
             f"{type(self.algorithm).__name__} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "
@@ -180,13 +175,12 @@ class Experiment:
         )
 
 
-@jax.jit
-def _init(simulator: Simulator, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
+def begin(simulator: Simulator, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
+    """The first state, and what it took to communicate."""
     return simulator.init(algorithm, x, y, key)
 
 
-@jax.jit
-def _advance(
+def advance(
     simulator: Simulator,
     algorithm: Algorithm,
     state: Any,
@@ -209,15 +203,18 @@ def _advance(
         _, step, traffic, finite = carry
         return finite & (step < pause) & (traffic.rounds < due) & fits(step, traffic)
 
-    def advance(carry: Any) -> Any:
+    def one_step(carry: Any) -> Any:
         state, step, before, _ = carry
         state, traffic = simulator.step(algorithm, state, jax.random.fold_in(key, step + 1))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in _server_floats(state)]))
         return state, step + 1, before.plus(*traffic), finite
 
     start = (state, jnp.int32(step), Traffic.zero(), jnp.bool(True))
-    state, step, traffic, finite = lax.while_loop(goes_on, advance, start)
+    state, step, traffic, finite = lax.while_loop(goes_on, one_step, start)
     return state, step, traffic, finite, fits(step, traffic)
+
+
+_begin, _advance = jax.jit(begin), jax.jit(advance)
 
 
 def revealed(y: Any) -> Any:

@@ -24,7 +24,11 @@ def explained(name: str, entry: Entry) -> list[Explained]:
     cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS else "ours"
     rows = []
     for field, setting in settings(cls).items():
-        source = f"fixed: makes it {name}" if field in entry.preset else setting.source or ours
-        default = {**entry.defaults, **entry.preset}.get(field, getattr(cls, field))
+        source = setting.source or ours
+        if field in entry.preset:
+            source = f"fixed: makes it {name}"
+        elif field in {**entry.defaults, **entry.ours}:
+            source = entry.paper if field in entry.defaults else "ours"
+        default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
         rows.append(Explained(field, str(default), setting.meaning, setting.wanted, source))
     return rows

@@ -87,3 +87,21 @@ def _bar(console: Console, unit: str) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextlib.contextmanager
+def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Within it, the function that it gives shows how many of some equal things are done, and a word on those under way."""
+    if console.is_terminal:
+        with _bar(console, unit) as bar:
+            task = bar.add_task(name, total=total, headline="")
+            yield lambda done, word: bar.update(task, completed=done, headline=word)
+        return
+    shown: set[int] = set()
+
+    def line(done: int, word: str) -> None:
+        if not word and done not in shown:
+            shown.add(done)
+            console.print(f"{name}: {done} of {total} {unit}s", soft_wrap=True)
+
+    yield line

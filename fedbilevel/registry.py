@@ -21,7 +21,8 @@ class Entry(NamedTuple):
     summary: str
     paper: str
     preset: Mapping[str, Any] = NOTHING  # settings that make this name of another's class, and cannot be changed
-    defaults: Mapping[str, Any] = NOTHING  # settings that start from these values instead of the class's own
+    defaults: Mapping[str, Any] = NOTHING  # settings that start from the paper's values instead of the class's own
+    ours: Mapping[str, Any] = NOTHING  # likewise, where the paper does not say
     run: Mapping[str, Any] = NOTHING  # how a run is set up unless it says otherwise
 
     def load(self) -> Any:
@@ -33,7 +34,7 @@ class Entry(NamedTuple):
         for setting, value in self.preset.items():
             if str(values.get(setting, value)).lower() != str(value).lower():
                 raise InputError(f"{name} is {self.name} with {setting} = {value}; given: {values[setting]}: use another name")
-        return configure(self.load(), name, {**self.defaults, **values, **self.preset})
+        return configure(self.load(), name, {**self.defaults, **self.ours, **values, **self.preset})
 
 
 def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:

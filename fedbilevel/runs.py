@@ -160,7 +160,7 @@ class RunFolder:
         """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`."""
         if self.result is not None:
             return
-        with self._locked():
+        with locked(self.path):
             self._execute(stop, observe, checkpoint_seconds)
 
     def _execute(self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float) -> None:
@@ -189,20 +189,6 @@ class RunFolder:
             raise
         self._write_checkpoint(moment, configuration)
         self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()})
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One process at a time runs in the folder; the lock ends with the process, however that ends."""
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(folder)
-            raise InputError(f"{self.path} is being run by another process: wait for it, or stop it") from None
-        try:
-            yield
-        finally:
-            os.close(folder)
 
     def _finish(self, result: dict[str, Any]) -> None:
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
@@ -243,6 +229,21 @@ class RunFolder:
             )
         state = jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
         return Snapshot(state, content["step"], Totals(*content["totals"]), content["seconds"])
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time runs in the folder; the lock ends with the process, however that ends."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise InputError(f"{path} is being run by another process: wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        os.close(folder)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

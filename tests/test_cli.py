@@ -162,13 +162,13 @@ def test_a_run_that_diverges_before_its_first_row_leaves_no_traceback(run):
 
 
 def test_data_without_corruption_can_be_cleaned_too(run):
-    code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "corruption=0", "--rounds", "10", "--out", "[a]")
+    code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "rho=0", "--rounds", "10", "--out", "[a]")
     assert code == 0 and re.search(r"fedavg +\S+ +0.5 +\S+ +10 ", out) and "runs: [a]" in out, err
 
 
 def test_data_show_draws_who_holds_what(run, tmp_path):
     code, out, _ = run("data", "show", "regularisation", "--knob", "clients=5", "--knob", "partition=one-class")
-    assert code == 0 and "training: 5 clients with" in out and "of 1 to 1 classes" in out
+    assert code == 0 and "training: 5 clients with" in out and "samples of 1 class\n" in out
     assert (tmp_path / "regularisation-holdings.png").read_bytes()[:4] == b"\x89PNG"
     assert run("data", "show", "regularisation", "--out", "who.svg")[0] == 0 and (tmp_path / "who.svg").exists()
 

@@ -1,5 +1,6 @@
 """The data sets: read from files that the tests write, refused when damaged, fetched from a server on this machine."""
 
+import errno
 import functools
 import gzip
 import hashlib
@@ -10,10 +11,12 @@ import os
 import pickle
 import re
 import socket
+import struct
 import sys
 import tarfile
 import threading
 import zipfile
+import zlib
 
 import jax
 import numpy as np
@@ -22,8 +25,9 @@ from PIL import Image
 
 from fedbilevel import cli
 from fedbilevel.configuration import Configuration
-from fedbilevel.data import datasets, glyphs, omniglot, pickles
+from fedbilevel.data import cifar, datasets, glyphs, mini_imagenet, omniglot, pickles
 from fedbilevel.data import fetch as fetching
+from fedbilevel.data import idx as idx_format
 from fedbilevel.data.fetch import FetchError, File, fetch
 from fedbilevel.errors import InputError
 
@@ -51,15 +55,20 @@ def idx(array):
     return b"\0\0\x08" + bytes([array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
 
 
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]  # training images of each digit
+
+
 @functools.cache
-def idx_files(first=0):
-    """Empty images of the right number; labels count up from `first`."""
+def idx_files(first=0, per_class=tuple(MNIST)):
+    """Empty images of the right number; labels for training begin with `first`."""
+    labels = np.repeat(np.arange(10), per_class)
+    labels = {"train": np.roll(labels, -labels.searchsorted(first)), "t10k": np.arange(10_000) % 10}
     return {
         f"{split}-{kind}-ubyte.gz": gzip.compress(idx(array), 1)
         for split, n in (("train", 60_000), ("t10k", 10_000))
         for kind, array in (
             ("images-idx3", np.zeros((n, 28, 28), np.uint8)),
-            ("labels-idx1", ((np.arange(n) + first) % 10).astype(np.uint8)),
+            ("labels-idx1", labels[split].astype(np.uint8)),
         )
     }
 
@@ -80,7 +89,24 @@ def test_mnist_is_read_from_gzip_or_plain_files(tmp_path):
         loaded = datasets.load("mnist", folder)
         assert loaded.images.shape == (60_000, 28, 28) and loaded.images.dtype == np.uint8
         assert loaded.test_labels[13] == 3 and loaded.labels.dtype == loaded.test_labels.dtype == np.int32
-    assert "fashion-mnist is not there" in refused("fashion-mnist", tmp_path / "mnist")  # though its files have such names
+
+
+def test_mnist_and_fashion_mnist_are_told_apart_by_their_labels(tmp_path, monkeypatch):
+    files = {"mnist": idx_files(), "fashion-mnist": idx_files(1, (6000,) * 10)}
+    for name, other in itertools.permutations(files):
+        write(tmp_path / f"raw-{name}", files[name])
+        problem = (
+            f"train-labels-idx1-ubyte.gz: holds the labels of {name}, not of {other}: name the folder of {other} with --data"
+        )
+        assert refused(other, tmp_path / f"raw-{name}").endswith(problem)
+        monkeypatch.chdir(write(tmp_path / "alone" / name, files[name]))
+        assert refused(other, ".").endswith(problem)
+        write(tmp_path / "both", files[name])
+        for each in files:
+            write(tmp_path / "both" / each, files[each])
+        assert [datasets.load(each, tmp_path / "both").labels[0] for each in files] == [0, 1]
+    write(tmp_path / "neither", idx_files(0, (6001, 5999, *[6000] * 8)))
+    assert "holds [6001, 5999, 6000," in refused("fashion-mnist", tmp_path / "neither")
 
 
 TRUNCATED = gzip.compress(idx(np.random.default_rng(0).integers(0, 10, 10_000).astype(np.uint8)))[:-20]
@@ -187,6 +213,18 @@ def test_pickles_of_arrays_are_read_and_anything_else_is_refused_unexecuted(prot
         pickles.load(io.BytesIO(pickle.dumps(Malicious(), protocol)), "file")
 
 
+def test_pickles_cannot_ask_for_much_memory(tmp_path):
+    laughs = functools.reduce(lambda thing, _: [thing] * 10, range(9), 0)  # 10⁹ numbers in a few hundred bytes
+    for data in (b"]r\xff\xff\xff\x7f.", b"\x80\4]r\xff\xff\xff\xff.", b"]p2000000000\n.", b"cnumpy\nndarray\nr\0\0\0\x80."):
+        with pytest.raises(InputError, match=r"file: is not a readable pickle \(it numbers a thing \d{10}\)"):
+            pickles.load(io.BytesIO(data), "file")
+    with pytest.raises(TypeError, match="neither an array nor a list of whole numbers"):
+        pickles.array(pickles.load(io.BytesIO(pickle.dumps(laughs)), "file"))
+    names = [str(k) for k in range(70_000)]  # numbered, with four bytes
+    assert pickles.load(io.BytesIO(pickle.dumps(names, 2)), "file") == names
+    assert pickles.array(pickles.load(io.BytesIO(pickle.dumps([1, np.int64(2)], 2)), "file")).tolist() == [1, 2]
+
+
 def python_2_pickle(data, labels):
     """As Python 2 wrote the CIFAR-10 batches: byte strings for text, protocol 2."""
 
@@ -269,8 +307,36 @@ def test_cifar_10_is_read_from_an_npz_file_of_some_images(tmp_path):
     ):
         save(**change)
         assert re.search(f"cifar10-subset.npz: .*{problem}", refused("cifar-10", tmp_path))
-    (tmp_path / "cifar10-subset.npz").write_bytes(b"PK\3\4 and no more")
-    assert "is not an npz file" in refused("cifar-10", tmp_path)
+    save()
+    path = tmp_path / "cifar10-subset.npz"
+    whole, huge = path.read_bytes(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 32, 32, 3)})
+    central = whole.index(b"PK\1\2")
+    for data in (
+        b"PK\3\4 and no more",
+        b"\x93NUMPY\1\0and no more",
+        whole[: central + 8] + b"\1" + whole[central + 9 :],  # said to be encrypted
+        whole[: central + 10] + b"\x63" + whole[central + 11 :],  # an unknown compression
+        whole.replace(whole[-6:-2], b"\xff\xff\xff\x7f"),  # an offset far beyond the end
+    ):
+        path.write_bytes(data)
+        assert "is not an npz file" in refused("cifar-10", tmp_path)
+    write_zip(path, {f"{part}_{kind}.npy": huge.getvalue() for part in ("train", "test") for kind in ("images", "labels")})
+    assert "train_images.npy of uint8 (1099511627776, 32, 32, 3) in 128 bytes" in refused("cifar-10", tmp_path)
+
+
+def test_parts_of_the_cifar_10_archive_that_are_too_large_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "LARGEST", 20_000)
+    path = tmp_path / "cifar-10-python.tar.gz"
+    for kind, problem in (
+        (tarfile.REGTYPE, "has no file cifar-10-batches-py/data_batch_1 of at most 20000 bytes"),
+        (tarfile.SYMTYPE, "has no file cifar-10-batches-py/data_batch_1 of at most 20000 bytes"),
+        (tarfile.GNUTYPE_LONGNAME, "is not the whole archive (a part of 30208 bytes"),  # a name, which is read at once
+    ):
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.size, member.type, member.linkname = 30_000, kind, "/etc/passwd"
+        path.write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(40_960)))
+        assert refused("cifar-10", tmp_path).startswith(f"{path}: {problem}")
 
 
 # ---- Omniglot
@@ -329,6 +395,10 @@ def test_the_whole_of_omniglot_must_be_there_in_zips_or_folders(tmp_path):
     for name in ("Korean/character02", "Korean/character01"):
         write(tmp_path / "images_evaluation" / name, {f"{d:02d}.png": png(DOT) for d in range(20)})
     assert refused("omniglot", tmp_path).startswith(f"{tmp_path}/images_evaluation: holds 2 characters, not 659")
+    large = tmp_path / "images_evaluation" / "Korean" / "character01" / "large.png"
+    large.write_bytes(bytes(2_000_000))
+    assert "holds Korean/character01/large.png of 2000000 bytes, too large for a drawing" in refused("omniglot", tmp_path)
+    large.unlink()
     (tmp_path / "images_evaluation").rename(tmp_path / "some")
     loaded = omniglot.read([tmp_path / "some"])
     assert loaded.labels.tolist() == [0] * 20 + [1] * 20 and loaded.groups == ("Korean",) and loaded.images.max() == 255
@@ -359,23 +429,30 @@ def test_damaged_drawings_are_named(tmp_path, change, problem):
 # ---- MiniImageNet
 
 
-def test_mini_imagenet_is_read_from_its_pickles(tmp_path):
+def test_mini_imagenet_is_read_from_its_pickles(tmp_path, monkeypatch):
     images = np.arange(4, dtype=np.uint8)[:, None, None, None] * np.ones((1, 84, 84, 3), np.uint8)
     contents = {
         "train": {"image_data": images, "class_dict": {"n02": list(np.array([0, 3])), "n01": [1, 2]}},
-        "val": {"image_data": images[:1], "class_dict": {"n03": np.arange(1)}},
+        "val": {"image_data": images[:2], "class_dict": {"n03": np.arange(2)}},
         "test": {"image_data": images[:2], "class_dict": {"n04": [0, 1]}},
     }
     write(tmp_path / "mini-imagenet", {f"mini-imagenet-cache-{k}.pkl": pickle.dumps(v) for k, v in contents.items()})
+    problem = "mini-imagenet-cache-train.pkl: holds 2 classes of 2 to 2 images, not 64 of 600: get the file again"
+    assert refused("mini-imagenet", tmp_path).endswith(problem)
+    monkeypatch.setattr(mini_imagenet, "CLASSES", (2, 1, 1))
+    monkeypatch.setattr(mini_imagenet, "PER_CLASS", 2)
     loaded = datasets.load("mini-imagenet", tmp_path)
     assert loaded.groups == ("train", "validation", "test") and loaded.group.tolist() == [0, 0, 1, 2]
-    assert loaded.labels.tolist() == [0, 0, 1, 1, 2, 3, 3] and loaded.images[:, 5, 5, 1].tolist() == [1, 2, 0, 3, 0, 0, 1]
+    assert loaded.labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert loaded.images[:, 5, 5, 1].tolist() == [1, 2, 0, 3, 0, 1, 0, 1]
     path = tmp_path / "mini-imagenet" / "mini-imagenet-cache-test.pkl"
     for bad, problem in (
         ({"image_data": images[:2], "class_dict": {"n04": [0, 2]}}, "must have each of its 2 images in one class"),
         ({"image_data": images[:2], "class_dict": {}}, "must have each of its 2 images in one class"),
         ({"image_data": images[:2, 1:], "class_dict": {"n04": [0, 1]}}, "holds images of uint8 (2, 83, 84, 3)"),
-        ({"image_data": images[:2], "class_dict": {"n04": 0, "n05": "x"}}, "must have each of its 2 images in one class"),
+        ({"image_data": images[:2], "class_dict": {"n04": 0, "n05": "x"}}, "does not hold 'image_data' and 'class_dict'"),
+        ({"image_data": images[:2], "class_dict": {"n04": [0], "n05": [1]}}, "holds 2 classes of 1 to 1 images, not 1 of 2"),
+        ({"image_data": images[:3], "class_dict": {"n04": [0, 1, 2]}}, "holds 1 classes of 3 to 3 images, not 1 of 2"),
         ({"image_data": images}, "does not hold 'image_data' and 'class_dict'"),
         (Malicious(), "asks to run"),
     ):
@@ -399,8 +476,130 @@ def test_mini_imagenet_is_read_from_class_folders(tmp_path):
     assert flat.groups == ("all",) and flat.labels.tolist() == [0, 1, 2, 3] and flat.group.tolist() == [0] * 4
     (tmp_path / "flat" / "n01" / "a.JPEG").write_bytes(b"not a picture")
     assert "n01/a.JPEG: is not a JPEG or PNG image" in refused("mini-imagenet", tmp_path / "flat")
+    for size, problem in (
+        ((9_000, 9_000), "has 9000 x 9000 pixels, and at most 67108864"),
+        ((60_000, 60_000), "is not a JPEG or PNG"),
+    ):
+        header = struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)
+        chunk = b"IHDR" + header
+        bomb = (
+            b"\x89PNG\r\n\x1a\n"
+            + struct.pack(">I", 13)
+            + chunk
+            + struct.pack(">I", zlib.crc32(chunk))
+            + bytes(4)
+            + b"IDAT"
+            + bytes(4)
+        )
+        (tmp_path / "flat" / "n01" / "a.JPEG").write_bytes(bomb)
+        assert f"n01/a.JPEG: {problem}" in refused("mini-imagenet", tmp_path / "flat")
     (tmp_path / "flat" / "n01" / "a.JPEG").unlink()
     assert "n01 holds no .jpg or .png image" in refused("mini-imagenet", tmp_path / "flat")
+
+
+# ---- damaged files of every format
+
+
+def mutant(data, rng):
+    """The data with one to three changes: a bit turned, a number made extreme, or bytes cut out, put in or moved."""
+    data = bytearray(data)
+    for _ in range(rng.integers(1, 4)):
+        at, other = (int(rng.integers(len(data))) for _ in range(2))
+        match rng.integers(6):
+            case 0:
+                data[at] ^= 1 << int(rng.integers(8))
+            case 1:
+                data[at : at + 4] = rng.choice([b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\1\1\1\1"])
+            case 2:
+                del data[at + 1 :]
+            case 3:
+                del data[at : at + 5]
+            case 4:
+                data[at:at] = rng.bytes(5)
+            case 5:
+                data[at : at + 8] = data[other : other + 8]
+        data = data or bytearray(b"0")
+    return bytes(data)
+
+
+def saved(write, *arguments, **more):
+    out = io.BytesIO()
+    write(out, *arguments, **more)
+    return out.getvalue()
+
+
+def small_tar(out):
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name in BATCHES:
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = 300
+            tar.addfile(member, io.BytesIO(bytes(300)))
+
+
+def small_zip(out):
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in drawings("images_background_small1", ["G/character01"], png(DOT)).items():
+            archive.writestr(name, data)
+
+
+def read_pickle(path):
+    with path.open("rb") as file:
+        return pickles.load(file, path)
+
+
+SUBSET = {
+    f"{part}_{kind}": array
+    for part in ("train", "test")
+    for kind, array in (("images", np.zeros((2, 32, 32, 3), np.uint8)), ("labels", np.arange(2)))
+}
+PHOTOGRAPH = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3)).astype(np.uint8))
+FORMATS = {
+    "labels.gz": (gzip.compress(idx(np.zeros(100, np.uint8))), lambda path: idx_format._array(path, (100,))),
+    "plain.npz": (saved(np.savez, **SUBSET), cifar._npz),
+    "compressed.npz": (saved(np.savez_compressed, **SUBSET), cifar._npz),
+    "archive.tar.gz": (saved(small_tar), lambda path: list(cifar._archived(path))),
+    "images_background_small1.zip": (saved(small_zip), lambda path: omniglot.read([path])),
+    "photograph.jpg": (saved(PHOTOGRAPH.save, "JPEG"), mini_imagenet._photograph),
+    "photograph.png": (saved(PHOTOGRAPH.save, "PNG"), mini_imagenet._photograph),
+    **{
+        f"protocol-{k}.pkl": (
+            pickle.dumps({"a": np.arange(6), "b": [1, "t"]}, k),
+            read_pickle,
+        )
+        for k in range(6)
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_mutants_are_read_or_refused_in_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "_batch", lambda file, path: file.read())
+    data, read = FORMATS[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    read(path)
+    rng, refusals = np.random.default_rng(0), 0
+    for _ in range(60):
+        path.write_bytes(mutant(data, rng))
+        try:
+            read(path)
+        except InputError as error:
+            refusals += 1
+            assert str(path) in str(error) and "\n" not in str(error)
+    assert refusals > 5
+
+
+def test_errors_of_the_file_system_are_not_taken_for_damage(tmp_path):
+    for error in (PermissionError(errno.EACCES, "no"), FileNotFoundError(errno.ENOENT, "no"), OSError(errno.EIO, "no")):
+        with pytest.raises(OSError) as caught, datasets.parsing("file", "is not a file"):
+            raise error
+        assert caught.value is error
+    for error in (OSError(errno.EINVAL, "Invalid argument"), gzip.BadGzipFile("bad"), RuntimeError("odd"), KeyError("k")):
+        with (
+            pytest.raises(InputError, match=r"^file: is not a file \(.+\): get the file again$"),
+            datasets.parsing("file", "is not a file"),
+        ):
+            raise error
 
 
 # ---- bundled
@@ -502,6 +701,10 @@ def test_a_right_file_is_fetched_once_with_progress(server, tmp_path, cache):
     assert path == tmp_path / "mnist" / "file.bin" and path.read_bytes() == CONTENT
     assert seen[0] == 0 and seen[-1] == len(CONTENT) and seen == sorted(seen) and len(seen) > 3
     assert fetch("mnist", tmp_path, files=[file(server.url("a"))]) == [] and server.asked == [("a", None)]
+    (path.parent / ".lock").unlink()
+    assert (
+        fetch("mnist", tmp_path, files=[file(server.url("a"))]) == [] and not (path.parent / ".lock").exists()
+    )  # nor written to
     path.write_bytes(b"damaged")
     assert fetch("mnist", tmp_path, files=[file(server.url("a"))]) == [path] and path.read_bytes() == CONTENT
     assert fetch("mnist", files=[file(server.url("a"))]) == [cache / "mnist" / "file.bin"]

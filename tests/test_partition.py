@@ -5,6 +5,8 @@ import pytest
 
 from fedbilevel.data import partition
 from fedbilevel.errors import InputError
+from fedbilevel.tasks.hyper_representation import HyperRepresentation
+from fedbilevel.tasks.regularisation import Regularisation
 
 
 def random_labels(seed):
@@ -14,20 +16,71 @@ def random_labels(seed):
     return rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
+def check_dealt(parts, clients, samples):
+    """Every sample has gone to exactly one client, and no client has none."""
+    assert len(parts) == clients and min(map(len, parts)) >= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
+
+
+def same(parts, others):
+    return all(np.array_equal(a, b) for a, b in zip(parts, others, strict=True))
+
+
 WAYS = ["iid", "one-class", "shards:1", "shards:2", "shards:5", "classes:1", "classes:2", "dirichlet:0.001", "dirichlet:0.3"]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "dirichlet:100"])
+@pytest.mark.parametrize("way", [*WAYS, "dirichlet:100", "dirichlet:1e308", "dirichlet:0.001:9"])
 @pytest.mark.parametrize("seed", range(8))
 def test_every_sample_goes_to_exactly_one_client_and_the_seed_decides(way, seed):
     labels = random_labels(seed)
     for clients in (11, 23):
         parts = partition.deal(way, labels, clients, seed)
-        assert len(parts) == clients
-        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
-        again, other = partition.deal(way, labels, clients, seed), partition.deal(way, labels, clients, seed + 1)
-        assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-        assert any(not np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+        check_dealt(parts, clients, len(labels))
+        assert same(parts, partition.deal(way, labels, clients, seed))
+        assert not same(parts, partition.deal(way, labels, clients, seed + 1))
+
+
+@pytest.mark.parametrize("k", range(3, 11))
+@pytest.mark.parametrize("seed", range(4))
+def test_many_classes_per_client_lose_nothing(k, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), [400, 300, 50, 60, 70, 80, 90, 100, 110, 120]))
+    for clients in (4, 7, 23):
+        check_dealt(partition.deal(f"classes:{k}", labels, clients, seed), clients, len(labels))
+
+
+@pytest.mark.parametrize(
+    "way", ["iid", "one-class", "shards:1", "shards:2", "classes:1", "classes:2", "dirichlet:0.1", "dirichlet:9:1"]
+)
+def test_few_samples_are_dealt_without_loss_or_refused_in_one_line_that_names_the_way(way):
+    dealt = 0
+    for seed in range(3):
+        for samples in (0, 1, 2, 3, 4, 7, 12, 20, 40, 59):
+            labels = np.random.default_rng((seed, samples)).integers(0, 3, samples)
+            for clients in (1, 2, 3, 4, 6, 12, 30):
+                try:
+                    check_dealt(partition.deal(way, labels, clients, seed), clients, samples)
+                    assert clients <= samples
+                    dealt += 1
+                except InputError as error:
+                    assert str(error).startswith(f"partition {way}: ") and "\n" not in str(error)
+                    assert samples < 2 * clients or "class" in str(error)
+    assert dealt > 60
+
+
+@pytest.mark.parametrize(
+    ("way", "each"),
+    [("iid", 1), ("one-class", 1), ("shards:1000000", 1_000_000), ("classes:2", 1), ("dirichlet:1", 2), ("dirichlet:1:30", 30)],
+)
+def test_more_clients_than_samples_are_refused_at_once(way, each):
+    for clients in (61, 2**31 - 1):
+        with pytest.raises(InputError) as caught:
+            partition.deal(way, np.arange(60) % 2, clients, 0)
+        wanted = f"60 samples are too few for {clients} clients with at least {each} each: lower one of the two"
+        assert str(caught.value) == f"partition {way}: {wanted}"
+    with pytest.raises(
+        InputError, match="partition one-class: client 5 of 6 gets no sample, as more share a class than it has"
+    ):
+        partition.deal("one-class", np.array([0] * 50 + [1] * 2), 6, 0)
 
 
 def held(labels, parts):
@@ -80,18 +133,31 @@ def test_dirichlet_follows_alpha_and_never_leaves_a_client_below_the_least():
     assert small > 0.95 and large < 0.052
     expected = (0.5 + 1) / (20 * 0.5 + 1)  # E Σ p² of Dirichlet(α, ..., α) is (α + 1)/(Kα + 1)
     assert abs(middle - expected) < 0.3 * expected
+    assert min(map(len, partition.dirichlet(labels, 20, 1, 1e-3))) == 2
     for least in (1, 40, 250):  # 250 · 20 clients is every sample there is
-        parts = partition.dirichlet(labels, 20, 1, 1e-3, least)
-        assert min(map(len, parts)) >= least
-        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(5000))
+        parts = partition.deal(f"dirichlet:0.001:{least}", labels, 20, 1)
+        assert min(map(len, parts)) >= least and same(parts, partition.dirichlet(labels, 20, 1, 1e-3, least))
+        check_dealt(parts, 20, 5000)
     with pytest.raises(InputError, match="5000 samples are too few for 20 clients with at least 251"):
         partition.dirichlet(labels, 20, 1, 1e-3, 251)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_of_a_skewed_deal_have_enough_to_train_and_to_validate(seed):
+    task = Regularisation(partition="dirichlet:0.1", data_seed=seed).build()
+    assert min(counts.sum(1).min() for counts in task.holdings.counts.values()) >= 1
+
+
+def test_a_client_with_one_sample_is_said_with_what_to_raise():
+    with pytest.raises(InputError, match=r"regularisation: client \d is dealt too few samples \(1; .* ALPHA or LEAST"):
+        Regularisation(partition="dirichlet:0.001:1").build()
 
 
 def test_groups_stay_whole():
     group = np.repeat(np.arange(33), np.random.default_rng(0).integers(14, 55, 33))
     parts = partition.groups(group, 11, 0)
-    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(group)))
+    check_dealt(parts, 11, len(group))
+    assert same(parts, partition.groups(group, 11, 0)) and not same(parts, partition.groups(group, 11, 1))
     assert all(len(set(group[p])) == 3 for p in parts)
     assert sum(len(set(group[p])) for p in parts) == 33  # nobody shares one
     with pytest.raises(InputError, match="33 groups are too few for 34 clients"):
@@ -106,18 +172,32 @@ def test_the_long_tail_is_the_papers():
     assert len(kept) == 14_818 and counts[0] == 5923 and counts[-1] == 61
     assert list(counts) == sorted(counts, reverse=True)
     assert len(set(kept)) == len(kept)
+    np.testing.assert_array_equal(kept, partition.long_tail(labels, 6000, 0.01, 0))
+    assert not np.array_equal(kept, partition.long_tail(labels, 6000, 0.01, 1))
 
 
-@pytest.mark.parametrize("way", ["shards", "shards:0", "classes:x", "dirichlet:0", "dirichlet:nan", "iid:2", "by-moon", ""])
+def test_the_long_tail_keeps_all_where_there_is_no_limit_and_nothing_of_nothing():
+    labels = random_labels(0)
+    np.testing.assert_array_equal(partition.long_tail(labels, 300, 1, 0), np.arange(len(labels)))
+    few = partition.long_tail(np.array([2, 7, 7, 2, 2]), 2, 0.1, 0)
+    assert len(few) == len(set(few)) == 3
+    none = partition.long_tail(np.zeros(0, np.int32), 10, 0.1, 0)
+    assert none.shape == (0,)
+    with pytest.raises(InputError, match="partition iid: 0 samples are too few for 2 clients"):
+        partition.deal("iid", none, 2, 0)
+
+
+NO_WAYS = ["shards", "shards:0", "shards:2:2", "classes:x", "dirichlet", "dirichlet:0", "dirichlet:nan", "iid:2", "by-moon", ""]
+
+
+@pytest.mark.parametrize("way", [*NO_WAYS, "dirichlet:1:", "dirichlet:1:0", "dirichlet:1:1.5", "dirichlet:1:2:3"])
 def test_unknown_ways_are_refused(way):
-    from fedbilevel.tasks.hyper_representation import HyperRepresentation
-
-    with pytest.raises(InputError, match="partition must be iid, one-class, shards:S"):
+    with pytest.raises(InputError, match=r"partition must be iid, one-class, shards:S.*dirichlet:ALPHA\[:LEAST\]"):
         HyperRepresentation(partition=way)
 
 
 def test_a_class_without_a_holder_is_refused():
     labels = np.arange(10)
     for way in ("classes:2", "one-class", "classes:11"):
-        with pytest.raises(InputError, match="every class must have a holder"):
+        with pytest.raises(InputError, match=f"partition {way}: .*every class must have a holder"):
             partition.deal(way, labels, 4, 0)

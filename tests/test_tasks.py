@@ -17,7 +17,7 @@ from fedbilevel.configuration import Configuration
 from fedbilevel.data import datasets
 from fedbilevel.errors import InputError
 from fedbilevel.problem import Ragged
-from fedbilevel.tasks import TASKS
+from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
 from fedbilevel.tasks.few_shot import FewShot, _trained
 from fedbilevel.tasks.hyper_representation import HyperRepresentation
@@ -81,7 +81,7 @@ def test_data_cleaning_is_laid_out_as_described():
 
 
 def test_data_cleaning_of_the_first_paper_has_its_sizes(mnist):
-    task = built("data-cleaning-mnist", mnist, corruption=0.8)
+    task = built("data-cleaning-mnist", mnist, rho=0.8)
     assert task.population.size == 10 and sizes(task) == ({4500}, {50})
     assert task.x.shape == (45_000,) and set(np.asarray(task.x)) == {1.0}
     assert task.y.shape == (784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10,)
@@ -254,6 +254,7 @@ def test_regularisation_learns_to_shrink_less_than_it_starts_with_and_the_box_ho
     *_, last = Configuration.resolve("regularisation", dict(decay="box"), "mefbo", {}, rounds=200).experiment().run()
     x = np.asarray(last.state.x)
     assert x.min() >= 1e-3 and x.max() <= 10 and np.ptp(x) > 0
+    assert x.mean() < 0.1  # where it starts
 
 
 # --- few-shot ---
@@ -297,12 +298,66 @@ def test_a_new_tasks_classifier_is_scikit_learns():
 
 
 def test_few_shot_says_what_does_not_fit():
-    with pytest.raises(InputError, match="glyphs has 6 alphabets here, and 6 to train on and 0 spared leave none"):
+    with pytest.raises(InputError, match="glyphs has 6 alphabets to hold here; 6 to train on and 0 spared leave none"):
         FewShot(train_groups=6).build()
     with pytest.raises(InputError, match="10 shots and 15 validation images of a class, and one has 20"):
         FewShot(shots=10, validation_shots=15).build()
     with pytest.raises(InputError, match="30 ways, but a client has only 16 classes"):
         FewShot(ways=30, rotations=False).build()
+
+
+def drawn_set(groups, of_each, per_class, side=28, names=None):
+    """A set of blank images, `of_each` classes in each group."""
+    group = np.repeat(np.arange(groups), of_each).astype(np.int32)
+    labels = np.repeat(np.arange(len(group)), per_class).astype(np.int32)
+    images = np.zeros((len(labels), side, side), np.uint8)
+    return datasets.Classes(images, labels, group, tuple(names or (f"group-{k}" for k in range(groups))))
+
+
+def test_few_shot_on_omniglot_is_split_as_in_the_paper(monkeypatch):
+    monkeypatch.setattr(datasets, "load", lambda name, folder: drawn_set(50, 14, 20))
+    settings = TASKS["few-shot-omniglot"].configure("few-shot-omniglot", dict(tasks=60))
+    held, unseen = settings._dealt(datasets.load("omniglot", ""))
+    assert len(held) == 11 and {len(classes) for classes in held} == {3 * 14} and len(unseen) == 12 * 14
+    assert len(np.unique(np.concatenate([*held, unseen]))) == 45 * 14
+    task = settings.build()
+    assert sizes(task) == ({60}, {60}) and set((task.holdings.counts["training"] > 0).sum(1)) == {3}
+    assert task.population.upper.rows.images.shape == (660, 75, 28, 28) and task.holdings.unit == "alphabet"
+
+
+def test_few_shot_on_mini_imagenet_holds_training_classes_and_judges_by_validation_classes(monkeypatch):
+    names = ("train", "validation", "test")
+    source = drawn_set(100, 1, 20, names=names)._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
+    settings = TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", {})
+    held, unseen = settings._dealt(source)
+    assert [len(classes) for classes in held] == [16] * 4 and set(np.concatenate(held)) == set(range(64))
+    np.testing.assert_array_equal(unseen, np.arange(64, 80))
+    monkeypatch.setattr(datasets, "load", lambda name, folder: source)
+    with pytest.raises(InputError, match="mini-imagenet has 64 classes to hold here; 70 to train on"):
+        TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", dict(train_groups=70)).build()
+
+
+def test_few_shot_derivatives_are_the_same_with_one_task_at_once(monkeypatch):
+    task = FewShot(tasks=3, filters=4, clients=1).build()
+    whole, v = task.population.whole(0), jnp.ones_like(task.y)
+    together = jax.jit(lambda: task.population.problem.gxy(task.x, task.y + 0.1, whole, v))()
+    monkeypatch.setattr(few_shot, "AT_ONCE", 1)
+    alone = FewShot(tasks=3, filters=4, clients=1).build().population.problem
+    np.testing.assert_allclose(jax.jit(lambda: alone.gxy(task.x, task.y + 0.1, whole, v))(), together, rtol=1e-9, atol=1e-12)
+
+
+def test_few_shot_at_the_papers_size_fits_into_memory(monkeypatch):
+    """What compiled derivatives of one client take: gigabytes without care for memory."""
+    for name, side, least in (("few-shot-omniglot", 28, 14), ("few-shot-mini-imagenet", 84, 1)):
+        names = ("train", "validation", "test")
+        source = drawn_set(50, least, 20) if least > 1 else drawn_set(100, 1, 20, side, names)
+        if least == 1:
+            source = source._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
+        monkeypatch.setattr(datasets, "load", lambda name, folder, source=source: source)
+        task = TASKS[name].configure(name, dict(tasks=12, test_tasks=1)).build()
+        problem, whole = task.population.problem, jax.eval_shape(task.population.whole, 0)
+        compiled = jax.jit(problem.fx).lower(task.x, task.y, whole).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < 6e9, name
 
 
 # --- all of them ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -12,11 +14,12 @@ from typing import IO
 import numpy as np
 
 from fedbilevel.data import pickles
-from fedbilevel.data.datasets import Images, damaged
+from fedbilevel.data.datasets import Images, damaged, parsing
 
 FOLDER, ARCHIVE, SUBSET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10-subset.npz"
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 WANTED = f"{FOLDER}/ (with {BATCHES[0]} to _5 and {BATCHES[-1]}), {ARCHIVE} or {SUBSET}"
+LARGEST = 1 << 28  # bytes of a part of an archive, unpacked
 
 Batch = tuple[np.ndarray, np.ndarray]  # images, labels
 
@@ -45,22 +48,33 @@ def _opened(paths: Sequence[Path]) -> Iterator[Batch]:
 
 def _archived(path: Path) -> Iterator[Batch]:
     """The batches in the archive, which is read in place."""
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for name in BATCHES:
-                file = archive.extractfile(f"{FOLDER}/{name}")
-                if file is None:
-                    raise damaged(path, f"has no file {FOLDER}/{name}")
-                yield _batch(file, path / FOLDER / name)
-    except (tarfile.TarError, EOFError, zlib.error, KeyError) as error:
-        raise damaged(path, f"is not the whole archive ({error})") from None
+    with (
+        parsing(path, "is not the whole archive"),
+        _Unpacked(path) as unpacked,
+        tarfile.open(fileobj=unpacked, mode="r:") as archive,
+    ):
+        for name in BATCHES:
+            member = archive.getmember(f"{FOLDER}/{name}")
+            file = archive.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+            if file is None:
+                raise damaged(path, f"has no file {FOLDER}/{name} of at most {LARGEST} bytes")
+            yield _batch(io.BytesIO(file.read()), path / FOLDER / name)
+
+
+class _Unpacked(gzip.GzipFile):
+    """An archive without gzip: no part of it larger than `LARGEST` is read, though its headers may ask for that."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= LARGEST:
+            raise ValueError(f"a part of {size} bytes")
+        return super().read(size)
 
 
 def _batch(file: IO[bytes], path: Path) -> Batch:
     content = pickles.load(file, path)
     try:
-        planes, labels = np.asarray(content["data"]), np.asarray(content["labels"])
-    except (KeyError, TypeError, ValueError):
+        planes, labels = pickles.array(content["data"]), pickles.array(content["labels"])
+    except (KeyError, TypeError):
         raise damaged(path, "does not hold 'data' and 'labels'") from None
     if planes.shape != (10_000, 3072):
         raise damaged(path, f"holds images of shape {planes.shape}, not (10000, 3072)")
@@ -69,12 +83,23 @@ def _batch(file: IO[bytes], path: Path) -> Batch:
 
 def _npz(path: Path) -> Images:
     names = [f"{part}_{kind}" for part in ("train", "test") for kind in ("images", "labels")]
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            parts = [file[name] for name in names]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise damaged(path, f"is not an npz file of {', '.join(names)} ({error})") from None
+    with parsing(path, f"is not an npz file of {', '.join(names)}"), zipfile.ZipFile(path) as archive:
+        parts = [_member(archive, archive.getinfo(f"{name}.npy")) for name in names]
     return Images(*_checked(path, *parts[:2]), *_checked(path, *parts[2:]))
+
+
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    """An array of an npz file; `ValueError` before anything is made that is larger than the file says it holds."""
+    if entry.file_size > LARGEST:
+        raise ValueError(f"{entry.filename} of {entry.file_size} bytes")
+    with archive.open(entry) as file:
+        first = np.lib.format.read_magic(file) == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(file)
+    if math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise ValueError(f"{entry.filename} of {dtype} {shape} in {entry.file_size} bytes")
+    with archive.open(entry) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Batch:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedbilevel.arguments import assignments, picture_path
+from fedbilevel.arguments import Data, Knobs, assignments, data_folder, picture_path
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 
@@ -42,8 +42,8 @@ def fetch(
 @app.command()
 def show(
     task: Annotated[str, typer.Argument(help="A task; 'fedbilevel list' names them.")],
-    knob: Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")] = None,
-    data: Annotated[str, typer.Option(help="Folder of data sets, looked into before the usual places.")] = "",
+    knob: Knobs = None,
+    data: Data = "",
     out: Annotated[Path | None, typer.Option(help="The picture to write; TASK-holdings.png unless given.")] = None,
 ) -> None:
     """Draw which client holds how many samples of which class."""
@@ -51,15 +51,21 @@ def show(
     from fedbilevel.tasks import TASKS
 
     path = picture_path(out or Path(f"{task}-holdings.png"))
-    held = find(TASKS, "task", task).configure(task, assignments(knob)).build(data).holdings
+    held = find(TASKS, "task", task).configure(task, assignments(knob)).build(data_folder(data)).holdings
     if held is None:
         raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task makes")
     picture.holdings(held, f"who holds what: {task}", path)
     console = Console(highlight=False, markup=False)
     for purpose, counts in held.counts.items():
-        sizes, kinds = (f"{each.min()} to {each.max()}" for each in (counts.sum(1), (counts > 0).sum(1)))
-        console.print(f"{purpose}: {len(counts)} clients with {sizes} samples of {kinds} classes", soft_wrap=True)
+        sizes, kinds = (_range(each) for each in (counts.sum(1), (counts > 0).sum(1)))
+        units = held.unit if kinds == "1" else {"class": "classes"}.get(held.unit, f"{held.unit}s")
+        console.print(f"{purpose}: {len(counts)} clients with {sizes} samples of {kinds} {units}", soft_wrap=True)
     console.print(f"picture: {path}", soft_wrap=True)
+
+
+def _range(numbers: Any) -> str:
+    low, high = numbers.min(), numbers.max()
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 @contextlib.contextmanager

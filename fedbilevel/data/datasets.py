@@ -11,8 +11,11 @@ module imports no loader. A bundled set's module has `make()`; that of any other
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,8 +54,8 @@ class Source(NamedTuple):
 
 IMAGES = {
     "digits": Source("digits", "1,797 handwritten digits, 8 x 8"),
-    "mnist": Source("idx", "70,000 handwritten digits, 28 x 28", "fedbilevel data fetch mnist"),
-    "fashion-mnist": Source("idx", "70,000 articles of clothing, 28 x 28", "fedbilevel data fetch fashion-mnist"),
+    "mnist": Source("mnist", "70,000 handwritten digits, 28 x 28", "fedbilevel data fetch mnist"),
+    "fashion-mnist": Source("fashion_mnist", "70,000 articles of clothing, 28 x 28", "fedbilevel data fetch fashion-mnist"),
     "cifar-10": Source("cifar", "60,000 photographs, 32 x 32 in colour", "fedbilevel data fetch cifar-10"),
 }
 CLASSES = {
@@ -102,6 +105,23 @@ def damaged(path: str | os.PathLike[str], problem: object) -> InputError:
     return InputError(f"{os.fspath(path)}: {' '.join(str(problem).split())}: get the file again")
 
 
+@contextlib.contextmanager
+def parsing(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
+    """Within it, whatever a file's content makes a parser raise becomes `damaged`; what the file system raises stays."""
+    try:
+        yield
+    except InputError:
+        raise
+    except MemoryError:
+        raise InputError(
+            f"{os.fspath(path)}: asks for more memory than there is: get the file again if it is damaged"
+        ) from None
+    except Exception as error:  # a parser can fail in any way, at an impossible offset with EINVAL
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise damaged(path, f"{problem} ({str(error) or type(error).__name__})") from None
+
+
 def _loader(name: str) -> Any:
     return importlib.import_module(f"fedbilevel.data.{source(name).module}")
 
@@ -113,8 +133,6 @@ def _found(name: str, folder: str | os.PathLike[str]) -> tuple[Path, list[Path]]
     environment = os.environ.get("FEDBILEVEL_DATA")
     for place in (*given, *([Path(environment)] if environment else []), cache_folder()):
         for candidate in (place / name, place):
-            if candidate.name in SETS.keys() - {name}:  # MNIST's files and Fashion-MNIST's have the same names
-                continue
             if found := loader.find(candidate):
                 return candidate.absolute(), found
             tried.append(str(candidate))

@@ -102,9 +102,12 @@ def fetch(
     """
     files = files or _known(name)
     folder = Path(to or cache_folder()) / name
+    missing = [file for file in files if _hash(folder / file.name) != file.sha256]
+    if not missing:  # the folder may be one that cannot be written to
+        return []
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
-        missing = [file for file in files if _hash(folder / file.name) != file.sha256]
+        missing = [file for file in missing if _hash(folder / file.name) != file.sha256]  # another process may have been first
         for file in missing:
             _download(file, folder / file.name, progress)
     return [folder / file.name for file in missing]

@@ -8,19 +8,20 @@ averaged over what a pixel covers). Classes are sorted by split, then name; the 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from fedbilevel.data import pickles
-from fedbilevel.data.datasets import Classes, damaged
+from fedbilevel.data import pickles, pictures
+from fedbilevel.data.datasets import Classes, damaged, parsing
 from fedbilevel.errors import InputError
 
 SIDE = 84
 SPLITS = {"train": ["train"], "validation": ["val", "validation"], "test": ["test"]}  # as files and folders call them
+CLASSES, PER_CLASS = (64, 16, 20), 600  # of the splits, and images of a class: the pickles must have them, folders need not
+PIXELS = 1 << 26  # of a photograph at most; decoded they are 192 MiB
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 WANTED = "mini-imagenet-cache-{train,val,test}.pkl, folders train/, val/ and test/ of class folders, or class folders n0..."
 
@@ -39,7 +40,7 @@ def find(folder: Path) -> list[Path]:
 def read(found: Sequence[Path]) -> Classes:
     """The set, from what `find` found."""
     if found[0].suffix == ".pkl":
-        return _joined(tuple(SPLITS), [_pickled(path) for path in found])
+        return _joined(tuple(SPLITS), [_pickled(*pair) for pair in zip(found, CLASSES, strict=True)])
     if found[0].name in SPLITS["train"]:
         return _joined(tuple(SPLITS), [_photographed(path, _class_folders(path)) for path in found])
     return _joined(("all",), [_photographed(found[0].parent, found)])
@@ -49,20 +50,23 @@ def _class_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("n*") if re.fullmatch(r"n\d+", path.name) and path.is_dir())
 
 
-def _pickled(path: Path) -> list[np.ndarray]:
+def _pickled(path: Path, classes: int) -> list[np.ndarray]:
     """The images of each class, sorted by the class's name."""
     with path.open("rb") as file:
         content = pickles.load(file, path)
     try:
-        images = np.asarray(content["image_data"])
-        rows = [np.asarray(rows) for _, rows in sorted(content["class_dict"].items())]
-    except (KeyError, TypeError, ValueError, AttributeError):
+        images = pickles.array(content["image_data"])
+        rows = [pickles.array(rows) for _, rows in sorted(content["class_dict"].items())]
+    except (KeyError, TypeError, AttributeError):
         raise damaged(path, "does not hold 'image_data' and 'class_dict'") from None
     if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE, 3):
         raise damaged(path, f"holds images of {images.dtype} {images.shape}, not of uint8 (n, {SIDE}, {SIDE}, 3)")
     plain = rows and all(index.ndim == 1 and index.dtype.kind in "iu" for index in rows)
     if not plain or not np.array_equal(np.sort(np.concatenate(rows)), np.arange(len(images))):
         raise damaged(path, f"must have each of its {len(images)} images in one class")
+    sizes = [len(index) for index in rows]
+    if sizes != [PER_CLASS] * classes:
+        raise damaged(path, f"holds {len(rows)} classes of {min(sizes)} to {max(sizes)} images, not {classes} of {PER_CLASS}")
     return [images[index] for index in rows]
 
 
@@ -80,12 +84,11 @@ def _photographs(folder: Path) -> list[Path]:
 
 
 def _photograph(path: Path) -> np.ndarray:
-    try:
-        with Image.open(path, formats=["JPEG", "PNG"]) as image:
-            colour = image.convert("RGB")
-            return np.asarray(colour if colour.size == (SIDE, SIDE) else colour.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-    except (OSError, SyntaxError, ValueError, zlib.error, Image.DecompressionBombError) as error:
-        raise damaged(path, f"is not a JPEG or PNG image ({error})") from None
+    with parsing(path, "is not a JPEG or PNG image"), pictures.opened(path, "JPEG", "PNG") as image:
+        if image.width * image.height > PIXELS:
+            raise damaged(path, f"has {image.width} x {image.height} pixels, and at most {PIXELS} are read")
+        colour = image.convert("RGB")
+        return np.asarray(colour if colour.size == (SIDE, SIDE) else colour.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 def _joined(groups: tuple[str, ...], splits: list[list[np.ndarray]]) -> Classes:

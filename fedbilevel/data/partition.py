@@ -1,7 +1,8 @@
 """Who holds what: ways to deal the samples of a data set to clients.
 
 Every way is a pure function of the labels, the number of clients and a seed, and gives each client the positions of
-its samples: each sample goes to exactly one client. A way is named by a short text such as `dirichlet:0.3`.
+its samples: each sample goes to exactly one client, and no client goes without; what cannot be dealt so is refused. A
+way is named by a short text such as `dirichlet:0.3`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ Parts = list[np.ndarray]
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> Parts:
     """Equal parts at random."""
+    _check_enough(labels, clients)
     return np.array_split(np.random.default_rng(seed).permutation(len(labels)), clients)
 
 
 def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Parts:
     """Sorted by label and cut into equal shards, of which every client gets `per_client` (McMahan et al., 2017)."""
+    _check_enough(labels, clients, per_client)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(labels))
     cut = np.array_split(order[np.argsort(labels[order], kind="stable")], clients * per_client)
@@ -33,6 +36,7 @@ def shards(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Part
 
 def classes(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Parts:
     """Every client holds `per_client` random classes; the holders of a class share its samples equally."""
+    _check_enough(labels, clients)
     rng = np.random.default_rng(seed)
     names = np.unique(labels)
     if not per_client <= len(names) <= clients * per_client:
@@ -52,6 +56,7 @@ def classes(labels: np.ndarray, clients: int, seed: int, per_client: int) -> Par
 
 def one_class(labels: np.ndarray, clients: int, seed: int) -> Parts:
     """Client m holds only the m-th class; with more clients than classes, they start over and share."""
+    _check_enough(labels, clients)
     names = np.unique(labels)
     if clients < len(names):
         raise InputError(f"one class per client, {clients} clients and {len(names)} classes: every class must have a holder")
@@ -59,18 +64,17 @@ def one_class(labels: np.ndarray, clients: int, seed: int) -> Parts:
     return _dealt(labels, clients, np.random.default_rng(seed), holders)
 
 
-def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float, least: int = 1) -> Parts:
+def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float, least: int = 2) -> Parts:
     """The clients' shares of every class are drawn from Dirichlet(alpha, ..., alpha) (Hsu et al., 2019).
 
     A client with fewer than `least` samples is given some of the client who then has most.
     """
-    if clients * least > len(labels):
-        raise InputError(f"{len(labels)} samples are too few for {clients} clients with at least {least} each")
+    _check_enough(labels, clients, least)
     rng = np.random.default_rng(seed)
     hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for name in np.unique(labels):
         samples = rng.permutation(np.flatnonzero(labels == name))
-        ends = np.cumsum(rng.dirichlet(np.full(clients, alpha)))[:-1]
+        ends = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, 1e9))))[:-1]  # equal shares by then; much larger ones fail
         for hand, part in zip(hands, np.split(samples, np.round(ends * len(samples)).astype(int)), strict=True):
             hand.append(part)
     parts = [rng.permutation(np.concatenate(hand)) for hand in hands]
@@ -100,7 +104,14 @@ def long_tail(labels: np.ndarray, most: int, ratio: float, seed: int) -> np.ndar
     kept = [
         rng.permutation(np.flatnonzero(labels == name))[: int(np.ceil(most * mu**c))] for c, name in enumerate(names.tolist())
     ]
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *kept]))
+
+
+def _check_enough(labels: np.ndarray, clients: int, each: int = 1) -> None:
+    if clients * each > len(labels):
+        raise InputError(
+            f"{len(labels)} samples are too few for {clients} clients with at least {each} each: lower one of the two"
+        )
 
 
 def _dealt(labels: np.ndarray, clients: int, rng: np.random.Generator, holders: dict[Any, list[int]]) -> Parts:
@@ -110,16 +121,28 @@ def _dealt(labels: np.ndarray, clients: int, rng: np.random.Generator, holders: 
         samples = rng.permutation(np.flatnonzero(labels == name))
         for m, part in zip(members, np.array_split(samples, len(members)), strict=True):
             hands[m].append(part)
-    return [np.concatenate(hand) for hand in hands]
+    parts = [np.concatenate(hand) for hand in hands]
+    for m, part in enumerate(parts):
+        if not len(part):
+            raise InputError(
+                f"client {m} of {clients} gets no sample, as more share a class than it has: lower the number of clients"
+            )
+    return parts
 
 
 def deal(way: str, labels: np.ndarray, clients: int, seed: int) -> Parts:
-    """The samples dealt in the way of that name."""
-    function, argument = _parsed(way)
-    return function(labels, clients, seed, *argument)
+    """The samples dealt in the way of that name, which errors name too."""
+    function, arguments = _parsed(way)
+    try:
+        return function(labels, clients, seed, *arguments)
+    except InputError as error:
+        raise InputError(f"partition {way}: {error}") from None
 
 
-WAYS = "iid, one-class, shards:S (S per client), classes:K (K per client) or dirichlet:ALPHA"
+WAYS = (
+    "iid, one-class, shards:S (S per client), classes:K (K per client) or dirichlet:ALPHA[:LEAST] "
+    "(a client has at least LEAST samples, 2 unless given)"
+)
 
 
 def way(default: str, meaning: str) -> Any:
@@ -128,13 +151,16 @@ def way(default: str, meaning: str) -> Any:
 
 
 def _parsed(way: str) -> tuple[Callable[..., Parts], list[Any]]:
-    name, colon, value = way.partition(":")
-    plain = {"iid": iid, "one-class": one_class}
-    with_count, with_number = {"shards": shards, "classes": classes}, {"dirichlet": dirichlet}
-    if name in plain and not colon:
-        return plain[name], []
-    if name in with_count and int(value) >= 1:
-        return with_count[name], [int(value)]
-    if name in with_number and 0 < float(value) < np.inf:
-        return with_number[name], [float(value)]
+    """The function of a way and its further arguments; `ValueError` if there is none."""
+    match way.split(":"):
+        case ["iid"]:
+            return iid, []
+        case ["one-class"]:
+            return one_class, []
+        case ["shards", per_client] if int(per_client) >= 1:
+            return shards, [int(per_client)]
+        case ["classes", per_client] if int(per_client) >= 1:
+            return classes, [int(per_client)]
+        case ["dirichlet", alpha, *least] if len(least) < 2 and 0 < float(alpha) < np.inf and all(int(n) >= 1 for n in least):
+            return dirichlet, [float(alpha), *map(int, least)]
     raise ValueError(way)

@@ -2,33 +2,72 @@
 
 A pickle is a program that may call whatever it can import. Here it can import nothing: the few names that pickled
 arrays need stand for the classes below, which take bytes and a plain number type, and every other name is refused.
+Nor does the table in which it numbers things grow beyond what a data set needs.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import re
 from collections import OrderedDict
 from typing import IO, Any
 
 import numpy as np
 
-from fedbilevel.data.datasets import damaged
+from fedbilevel.data.datasets import parsing
 from fedbilevel.errors import InputError
+
+MEMO = 1 << 22  # many times what any of the sets needs
+ARGUMENTS = {operation.code.encode("latin1"): operation.arg for operation in pickletools.opcodes}
+COUNTED = {  # how many bytes hold the number of bytes that follow
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
 
 
 def load(file: IO[bytes], path: str | os.PathLike[str]) -> Any:
-    """What the pickle in `file` holds, arrays as things for `np.asarray`; text of Python 2 is read as Latin-1.
+    """What the pickle in `file` holds, arrays as things for `array`; text of Python 2 is read as Latin-1.
 
-    `path` names it in errors: `InputError` if it asks for anything but arrays, or cannot be read.
+    The file is read twice. `path` names it in errors: `InputError` if it asks for anything but arrays, or cannot be read.
     """
-    try:
+    with parsing(path, "is not a readable pickle"):
+        start = file.tell()
+        _check_memo(file)
+        file.seek(start)
         return _Reader(file, path).load()
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise damaged(path, f"is not a readable pickle ({type(error).__name__}: {error})") from None
+
+
+def array(value: Any) -> np.ndarray:
+    """The array, or list of whole numbers, that a pickle holds; `TypeError` if it is another thing, such as nested lists."""
+    if isinstance(value, _Array) or (isinstance(value, list) and all(isinstance(n, int) for n in value)):
+        return np.asarray(value)
+    raise TypeError(f"neither an array nor a list of whole numbers: {type(value).__name__}")
+
+
+def _check_memo(file: IO[bytes]) -> None:
+    """`ValueError` if the pickle numbers a thing beyond `MEMO`, since it would get as many places of memory."""
+    while (code := file.read(1)) not in (b"", pickle.STOP):
+        if code not in ARGUMENTS:
+            raise ValueError(f"there is no operation {code!r}")
+        if (argument := ARGUMENTS[code]) is None:
+            continue
+        if argument.n == pickletools.UP_TO_NEWLINE:
+            line = file.readline()
+            if code in (pickle.GLOBAL, pickle.INST):
+                file.readline()
+            index = int(line) if code == pickle.PUT else 0
+        elif argument.n < 0:  # bytes after their number
+            file.seek(int.from_bytes(file.read(COUNTED[argument.n]), "little"), os.SEEK_CUR)
+            continue
+        else:
+            data = file.read(argument.n)
+            index = int.from_bytes(data, "little") if code == pickle.LONG_BINPUT else 0
+        if index > MEMO:
+            raise ValueError(f"it numbers a thing {index}")
 
 
 class _Number:

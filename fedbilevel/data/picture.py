@@ -23,7 +23,7 @@ def holdings(held: Holdings, title: str, path: Path) -> None:
         image = axis.imshow(counts, cmap="Blues", vmin=0, vmax=max(counts.max(), 1), aspect="auto", interpolation="nearest")
         axis.set_xticks(range(classes), held.classes, rotation=0 if sum(map(len, held.classes)) < 8 * width else 90)
         axis.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=20))
-        axis.set(xlabel="class", ylabel="client", title=f"{purpose}: {counts.sum():,} samples")
+        axis.set(xlabel=held.unit, ylabel="client", title=f"{purpose}: {counts.sum():,} samples")
         if clients <= NUMBERED and classes <= NUMBERED:
             for m, c in zip(*counts.nonzero(), strict=True):
                 colour = "white" if counts[m, c] > 0.6 * counts.max() else "black"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import jax
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
+from fedbilevel import exact
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.population import Population
 from fedbilevel.problem import Loss
 
+LOSSES = ("upper_loss", "lower_loss")  # the metrics by which a run is said to diverge
 Metrics = Callable[[Array, Any], dict[str, Array]]
 
 
@@ -21,6 +25,7 @@ class Holdings(NamedTuple):
 
     classes: tuple[str, ...]
     counts: Mapping[str, np.ndarray]  # purpose -> (clients, classes)
+    unit: str = "class"  # what a column is
 
 
 class Suited(NamedTuple):
@@ -44,6 +49,34 @@ def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
 def suit(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
     """Hyperparameters from one source, by algorithm, with _ for - in its name."""
     return {name.replace("_", "-"): Suited(given, source) for name, given in values.items()}
+
+
+STORM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # the momenta of Li et al., NeurIPS 2023, appendix B.1
+THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # of the double-loop methods, and a short Neumann series
+
+
+def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, Suited]:
+    """For every algorithm with a global lower level, from its step on x, its step on y and the smoothness of g in y."""
+    local = dict(tau=1 / smoothness, neumann_order=5, **STORM)
+    double_loop = dict(alpha=x, beta=y, smoothness=smoothness, **THREE_ROUNDS)
+    return suit(
+        source,
+        fedbioacc=dict(eta=x, gamma=y, tau=y / 2, c_u=0.2, **STORM),
+        fedbio=dict(eta=x, gamma=y, tau=y / 2),
+        simfbo=simfbo_steps(x, y, y / 2),
+        shrofbo=simfbo_steps(x, y, y / 2),
+        mefbo=dict(mefbo_steps(3 * x, y, y), penalty=3, growth=0.01),
+        fedmbo=double_loop,
+        fednest=double_loop,
+        lfednest=double_loop,
+        stocbio=double_loop,
+        commfedbio=dict(alpha=x, beta=y, tau=y / 2, lower_rounds=3, system_rounds=3),
+        fbo_aggitd=dict(alpha=x, beta=y, neumann_step=1 / smoothness),
+        local_bsgvr=dict(eta=x, gamma=y, **local),
+        adafbio=dict(eta=x / 10, gamma=y / 10, **local),
+        mrbo=dict(eta=x, gamma=y, **local),
+        fedavg=dict(gamma=y),
+    )
 
 
 def simfbo_steps(x: float, y: float, u: float) -> dict[str, float]:
@@ -74,6 +107,25 @@ class Task:
     strongly_convex: bool = True
     validated: Mapping[str, Loss] = dataclasses.field(default_factory=dict)
     holdings: Holdings | None = None
+
+    @functools.cached_property
+    def judge(self) -> Callable[[Array, Any], dict[str, Array]]:
+        """All metrics at (x, y), compiled once for all runs on the task."""
+
+        def judge(x: Array, y: Any) -> dict[str, Array]:
+            losses = dict(zip(LOSSES, exact.losses(self.population, x, y, self.lower_level), strict=True))
+            means = {
+                name: exact.mean_over_upper_rows(loss, self.population, x, y, self.lower_level)
+                for name, loss in self.validated.items()
+            }
+            return {**losses, **means, **self.metrics(x, y)}
+
+        return jax.jit(judge)
+
+    @functools.cached_property
+    def judge_each(self) -> Callable[[Array, Any], dict[str, Array]]:
+        """All metrics at every row of stacked x and y, one after another."""
+        return jax.jit(lambda xs, ys: lax.map(lambda pair: self.judge(*pair), (xs, ys)))
 
 
 class TaskSettings(Protocol):

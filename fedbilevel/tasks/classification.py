@@ -100,7 +100,10 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
         mine = rng.permutation(part)[:wanted]
         cut = min(max(round(len(mine) * train / wanted), 1), len(mine) - 1)
         if cut < 1:
-            raise InputError(f"{owner}: client {m} is dealt {len(part)} samples and needs two: deal them more evenly")
+            raise InputError(
+                f"{owner}: client {m} is dealt too few samples ({len(part)}; it needs two, for training and validation): deal "
+                "them more evenly, such as by a larger ALPHA or LEAST of partition=dirichlet:ALPHA:LEAST, or to fewer clients"
+            )
         for_training.append(mine[:cut])
         for_validation.append(mine[cut:])
     return for_training, for_validation

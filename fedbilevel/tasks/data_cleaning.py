@@ -5,7 +5,8 @@ x holds a weight for every training sample of every client, y the model:
 
     min_x  Σ_m ℓ(y*(x); clean data of client m)/M,    y*(x) = argmin_y  Σ_m mean_n s(x_mn) ℓ(y; sample n of m)/M + λ |y|²
 
-A share of the training labels is replaced by uniformly random ones. In the first paper s is the identity, and each
+(The first paper has a sum over n and not a mean: its x differs by that factor.) A share of the training labels is
+replaced by uniformly random ones. In the first paper s is the identity, and each
 client's clean data is of one class, so that no client can clean its data alone; in the other, s is the sigmoid, and clean
 data is of the same kind as the client's training data. A raw weight can turn negative: then the lower level has no
 minimum, and runs diverge, the sooner the larger x's steps are.
@@ -30,12 +31,8 @@ from fedbilevel.problem import from_trees
 from fedbilevel.sets import EVERYWHERE, Box, Sets
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
-
-MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # Li et al., appendix B.1
-LOWER = dict(beta=0.5, lower_rounds=3)
-NEUMANN = dict(smoothness=5, neumann_terms=5)
 
 
 class NoisyRows(NamedTuple):
@@ -62,41 +59,42 @@ class DataCleaning:
     suited: ClassVar[SuitedTable] = {
         "data-cleaning": suit(
             "by trial on the digits, momenta of Li et al.",
-            fedbioacc=dict(eta=30, gamma=0.3, tau=0.01, c_u=0.2, radius=10, **MOMENTUM),
+            fedbioacc=dict(eta=30, gamma=0.3, tau=0.01, c_u=0.2, radius=10, **STORM),
             fedbio=dict(eta=50, gamma=0.5, tau=0.03, radius=10),
             simfbo=dict(simfbo_steps(100, 0.5, 0.05), radius=10),
             shrofbo=dict(simfbo_steps(100, 0.5, 0.05), radius=10),
             mefbo=dict(mefbo_steps(3000, 0.05, 0.05), penalty=100, growth=0.01),
-            fedmbo=dict(alpha=300, **LOWER, **NEUMANN),
-            fednest=dict(alpha=100, **LOWER, **NEUMANN),
-            lfednest=dict(alpha=100, **LOWER, **NEUMANN),
-            stocbio=dict(alpha=100, **LOWER, **NEUMANN),
-            commfedbio=dict(alpha=100, tau=0.05, system_rounds=3, **LOWER),
+            fedmbo=dict(alpha=300, beta=0.5, smoothness=5, **THREE_ROUNDS),
+            fednest=dict(alpha=100, beta=0.5, smoothness=5, **THREE_ROUNDS),
+            lfednest=dict(alpha=100, beta=0.5, smoothness=5, **THREE_ROUNDS),
+            stocbio=dict(alpha=100, beta=0.5, smoothness=5, **THREE_ROUNDS),
+            commfedbio=dict(alpha=100, tau=0.05, system_rounds=3, beta=0.5, lower_rounds=3),
             fbo_aggitd=dict(alpha=100, beta=0.5, neumann_step=0.1),
-            local_bsgvr=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **MOMENTUM),
-            adafbio=dict(eta=0.1, gamma=0.03, tau=0.1, neumann_order=5, **MOMENTUM),
-            mrbo=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **MOMENTUM),
+            local_bsgvr=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **STORM),
+            adafbio=dict(eta=0.1, gamma=0.03, tau=0.1, neumann_order=5, **STORM),
+            mrbo=dict(eta=30, gamma=0.3, tau=0.1, neumann_order=5, **STORM),
             fedavg=dict(gamma=0.3),
         ),
         "data-cleaning-mnist": suit(
             "by trial, momenta of Li et al.; their steps (FedBiOAcc: η 200, γ 1; FedBiO: η 1000, γ 0.5) diverge here",
-            fedbioacc=dict(eta=3, gamma=0.1, tau=0.01, c_u=0.2, **MOMENTUM),
+            fedbioacc=dict(eta=3, gamma=0.1, tau=0.01, c_u=0.2, **STORM),
             fedbio=dict(eta=3, gamma=0.1, tau=0.01, radius=10),
             simfbo=dict(simfbo_steps(10, 0.1, 0.01), radius=10),
             shrofbo=dict(simfbo_steps(10, 0.1, 0.01), radius=10),
             mefbo=dict(mefbo_steps(300, 0.05, 0.05), penalty=100, growth=0.01),
-            fedmbo=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
-            fednest=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
-            lfednest=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
-            stocbio=dict(alpha=30, beta=0.1, lower_rounds=3, smoothness=50, neumann_terms=5),
+            fedmbo=dict(alpha=30, beta=0.1, smoothness=50, **THREE_ROUNDS),
+            fednest=dict(alpha=30, beta=0.1, smoothness=50, **THREE_ROUNDS),
+            lfednest=dict(alpha=30, beta=0.1, smoothness=50, **THREE_ROUNDS),
+            stocbio=dict(alpha=30, beta=0.1, smoothness=50, **THREE_ROUNDS),
             commfedbio=dict(alpha=30, beta=0.1, lower_rounds=3, tau=0.01, system_rounds=3),
             fbo_aggitd=dict(alpha=30, beta=0.1, neumann_step=0.02),
-            local_bsgvr=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **MOMENTUM),
-            adafbio=dict(eta=0.01, gamma=0.01, tau=0.02, neumann_order=5, **MOMENTUM),
-            mrbo=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **MOMENTUM),
+            local_bsgvr=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **STORM),
+            adafbio=dict(eta=0.01, gamma=0.01, tau=0.02, neumann_order=5, **STORM),
+            mrbo=dict(eta=3, gamma=0.1, tau=0.02, neumann_order=5, **STORM),
             fedavg=dict(gamma=0.1),
         ),
         "data-cleaning-sigmoid": {
+            **recipe("by trial", x=1, y=0.05, smoothness=50),
             **suit(
                 "MeFBO, appendix B.3; its γ = 0.05 is stable only as the inverse, 1/0.05",
                 mefbo=dict(mefbo_steps(0.1, 0.05, 0.03), penalty=2, growth=0.01, proximal=20),
@@ -108,6 +106,22 @@ class DataCleaning:
                 lfednest=dict(alpha=0.2, beta=0.1, smoothness=20, neumann_terms=5),
             ),
         },
+        "data-cleaning-fashion-mnist": {
+            **recipe("by trial", x=1, y=0.05, smoothness=50),
+            **suit(
+                "MeFBO, appendix F; its γ = 0.015 is stable only as the inverse, 1/0.015",
+                mefbo=dict(mefbo_steps(0.2, 0.15, 0.1), penalty=3, growth=0.001, proximal=66.7),
+            ),
+            **suit("MeFBO, appendix F", simfbo=simfbo_steps(0.1, 0.05, 0.015)),
+            **suit(
+                "MeFBO, appendix F, with our Neumann series",
+                fednest=dict(alpha=0.02, beta=0.01, smoothness=50, neumann_terms=5),
+                lfednest=dict(alpha=0.02, beta=0.01, smoothness=50, neumann_terms=5),
+            ),
+        },
+        "data-cleaning-cifar-10": recipe(
+            "by trial; MeFBO's own steps (appendix F) learn nothing here", x=1, y=0.03, smoothness=100
+        ),
     }
 
     dataset: str = choice("digits", "the images", datasets.IMAGES)
@@ -116,7 +130,7 @@ class DataCleaning:
     clean: str = choice(
         "one-class", "the clean samples: of one class per client, or of the client's own kind", ("one-class", "own")
     )
-    corruption: float = real(0.4, "ρ or cr, share of the training labels replaced by random ones", least=0, most=1)
+    rho: float = real(0.4, "ρ (Li et al.) or cr (MeFBO), share of the training labels replaced by random ones", least=0, most=1)
     train_per_client: int = count(110, "training samples of a client")
     validation_per_client: int = count(20, "clean samples of a client")
     weighting: str = choice(
@@ -143,7 +157,7 @@ class DataCleaning:
         samples = np.concatenate(train)
         rng = np.random.default_rng(self.data_seed)
         given = source.labels[samples].copy()
-        replaced = rng.random(len(samples)) < self.corruption
+        replaced = rng.random(len(samples)) < self.rho
         given[replaced] = rng.integers(0, CLASSES, replaced.sum())
         right = jnp.asarray(given == source.labels[samples])
 

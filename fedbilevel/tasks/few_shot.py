@@ -13,6 +13,7 @@ classes that no client has, each with a classifier trained to the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,11 +29,11 @@ from fedbilevel.models import conv4
 from fedbilevel.population import Population
 from fedbilevel.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, flag, real
-from fedbilevel.tasks.base import Holdings, SuitedTable, Task, suit
+from fedbilevel.tasks.base import STORM, Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
 
-MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)
 NEUMANN = dict(tau=0.4, neumann_order=5)
+AT_ONCE = 2**28  # bytes of maps of one client's tasks
 TRAINED = 200  # accelerated steps for the classifier of an unseen task
 
 
@@ -52,9 +53,9 @@ class FewShot:
     suited: ClassVar[SuitedTable] = {
         "few-shot": suit(
             "by trial on the glyphs",
-            fedbioacc_local=dict(eta=0.1, gamma=0.4, **NEUMANN, **MOMENTUM),
+            fedbioacc_local=dict(eta=0.1, gamma=0.4, **NEUMANN, **STORM),
             fedbio_local=dict(eta=0.1, gamma=0.4, **NEUMANN),
-            distbioacc=dict(eta=0.3, gamma=0.4, **NEUMANN, **MOMENTUM),
+            distbioacc=dict(eta=0.3, gamma=0.4, **NEUMANN, **STORM),
             distbio=dict(eta=0.3, gamma=0.4, **NEUMANN),
         ),
         "few-shot-omniglot": {
@@ -86,7 +87,7 @@ class FewShot:
     rotations: bool = flag(True, "whether a class turned by 90, 180 or 270 degrees is another class")
     filters: int = count(16, "of each convolution; the paper's: 64")
     halving: str = choice("stride", "how convolutions halve their maps: by stride, or by pooling", ("stride", "pooling"))
-    l2: float = real(0.01, "λ, weight of |y|²", above=0)
+    rc: float = real(0.01, "λ, weight of |y|²", above=0)
     batch_size: int = count(0, "tasks in a minibatch; 0: all of the client's", least=0)
     data_seed: int = count(0, "of the split, the tasks and the model's start", least=0)
 
@@ -108,16 +109,25 @@ class FewShot:
             maps = conv4.apply(x, pixels.reshape(*pixels.shape[:3], -1), strided=self.halving == "stride")
             return jnp.concatenate([maps, jnp.ones((len(maps), 1))], 1)
 
+        maps = 36 * self.filters * source.images[0].size  # bytes of the patches of one image's first maps, in float32
+        scale = 1 if self.halving == "pooling" else 4
+        at_once = max(1, AT_ONCE * scale // (maps * self.ways * (self.shots + self.validation_shots)))
+
+        def over_tasks(of: Callable[..., Array], rows: Tasks) -> Array:
+            """For every task; as many of them together as memory allows, and their maps computed anew for derivatives."""
+            if len(rows.place) <= at_once:  # type: ignore[arg-type]
+                return jax.vmap(of)(*rows)
+            return lax.map(lambda row: jax.checkpoint(of)(*row), tuple(rows), batch_size=at_once)
+
         def each(x: Any, y: Array, rows: Tasks) -> Array:
             """The loss of every task in the rows."""
-            fit = lambda images, labels, place: cross_entropy(features(x, images) @ y[place], labels).mean()  # noqa: E731
-            return jax.vmap(fit)(*rows)
+            return over_tasks(lambda images, labels, place: cross_entropy(features(x, images) @ y[place], labels).mean(), rows)
 
         def f(x: Any, y: Array, rows: Tasks) -> Array:
             return each(x, y, rows).mean()
 
         def g(x: Any, y: Array, rows: Tasks) -> Array:
-            return self.tasks * (each(x, y, rows) + self.l2 * jax.vmap(squared_norm)(y[rows.place])).mean()
+            return self.tasks * (each(x, y, rows) + self.rc * jax.vmap(squared_norm)(y[rows.place])).mean()
 
         width = jax.eval_shape(features, blocks, source.images[:2]).shape[1]
         start = jnp.zeros((self.tasks, width, self.ways))
@@ -131,7 +141,7 @@ class FewShot:
 
             def unseen_task(task: tuple[Array, ...]) -> Array:
                 images, labels, asked, answers = task
-                y = _trained(features(blocks, images), labels, self.ways, self.l2)
+                y = _trained(features(blocks, images), labels, self.ways, self.rc)
                 return jnp.mean((features(blocks, asked) @ y).argmax(1) == answers)
 
             return {"test_accuracy": lax.map(unseen_task, test).mean()}
@@ -139,26 +149,34 @@ class FewShot:
         def validation_error(x: Array, y: Array, rows: Tasks) -> Array:
             blocks, heads = backbone(x), classifiers(y)
             wrong = lambda images, labels, place: (features(blocks, images) @ heads[place]).argmax(1) != labels  # noqa: E731
-            return jnp.mean(jax.vmap(wrong)(*rows))
+            return jnp.mean(over_tasks(wrong, rows))
 
-        counts = np.stack([np.bincount(source.group[d], minlength=len(source.groups)) for d in drawn])
-        holdings = Holdings(source.groups, {"training": self.shots * counts, "validation": self.validation_shots * counts})
+        columns, unit = (np.arange(len(source.group)), "class") if self._by_class else (source.group, "alphabet")
+        names = [f"{c}" for c in columns] if self._by_class else list(source.groups)
+        counts = np.stack([np.bincount(columns[d], minlength=len(names)) for d in drawn])
+        shots = {"training": self.shots * counts, "validation": self.validation_shots * counts}
         validated = {"validation_error": validation_error}
-        return Task(population, x0, y0, metrics, "local", validated=validated, holdings=holdings)
+        return Task(population, x0, y0, metrics, "local", validated=validated, holdings=Holdings(tuple(names), shots, unit))
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether clients are dealt classes rather than alphabets."""
+        return self.dataset == "mini-imagenet"
 
     def _dealt(self, source: datasets.Classes) -> tuple[list[np.ndarray], np.ndarray]:
         """The classes that each client holds, and those that none does."""
         classes = np.arange(len(source.group))
-        by_class = self.dataset == "mini-imagenet"
-        unit = classes if by_class else source.group
+        unit = classes if self._by_class else source.group
         units = np.random.default_rng(self.data_seed).permutation(np.unique(unit))
-        if by_class and len(source.groups) > 1:  # the set's own split
+        pool = unseen = units
+        if self._by_class and len(source.groups) > 1:  # the set's own split: judged by its validation classes, as the paper
             names = np.asarray(source.groups)[source.group]
-            units = np.concatenate([units[names[units] == name] for name in ("train", "validation", "test")])
-        held, unseen = units[: self.train_groups], units[self.train_groups + self.spared_groups :]
-        if not len(unseen):
+            pool, unseen = (units[names[units] == name] for name in ("train", "validation"))
+        held = pool[: self.train_groups]
+        unseen = np.setdiff1d(unseen, pool[: self.train_groups + self.spared_groups])
+        if not len(unseen) or len(held) < self.train_groups:
             raise InputError(
-                f"few-shot: {self.dataset} has {len(units)} {'classes' if by_class else 'alphabets'} here, and "
+                f"few-shot: {self.dataset} has {len(pool)} {'classes' if self._by_class else 'alphabets'} to hold here; "
                 f"{self.train_groups} to train on and {self.spared_groups} spared leave none to judge by: lower one of the two"
             )
         mine = classes[np.isin(unit, held)]
@@ -201,12 +219,12 @@ class FewShot:
         return side(slice(self.shots)), side(slice(self.shots, None)), np.asarray(drawn)
 
 
-def _trained(features: Array, labels: Array, ways: int, l2: float) -> Array:
-    """The classifier that minimises the cross-entropy and l2 |y|², by Nesterov's method for strongly convex functions."""
-    curvature = jnp.linalg.norm(features @ features.T, 2) / (2 * len(features)) + 2 * l2  # at most, of the whole
-    condition = jnp.sqrt(2 * l2 / curvature)
+def _trained(features: Array, labels: Array, ways: int, rc: float) -> Array:
+    """The classifier that minimises the cross-entropy and rc |y|², by Nesterov's method for strongly convex functions."""
+    curvature = jnp.linalg.norm(features @ features.T, 2) / (2 * len(features)) + 2 * rc  # at most, of the whole
+    condition = jnp.sqrt(2 * rc / curvature)
     momentum = (1 - condition) / (1 + condition)
-    slope = jax.grad(lambda y: cross_entropy(features @ y, labels).mean() + l2 * squared_norm(y))
+    slope = jax.grad(lambda y: cross_entropy(features @ y, labels).mean() + rc * squared_norm(y))
 
     def step(_: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         y, ahead = pair

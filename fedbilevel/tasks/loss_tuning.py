@@ -25,11 +25,8 @@ from fedbilevel.population import Population
 from fedbilevel.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
-
-MOMENTUM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)
-NEUMANN = dict(lower_rounds=3, smoothness=20, neumann_terms=5)
 
 
 class VectorScaling(NamedTuple):
@@ -52,23 +49,24 @@ class LossTuning:
     suited: ClassVar[SuitedTable] = {
         "loss-tuning": suit(
             "by trial on the digits",
-            fedbioacc=dict(eta=0.01, gamma=0.1, tau=0.05, c_u=0.2, **MOMENTUM),
+            fedbioacc=dict(eta=0.01, gamma=0.1, tau=0.05, c_u=0.2, **STORM),
             fedbio=dict(eta=0.01, gamma=0.1, tau=0.05),
             simfbo=simfbo_steps(0.03, 0.1, 0.05),
             shrofbo=simfbo_steps(0.03, 0.1, 0.05),
             mefbo=dict(mefbo_steps(0.3, 0.1, 0.1), penalty=30, growth=0.01),
-            fedmbo=dict(alpha=0.1, beta=0.1, **NEUMANN),
-            fednest=dict(alpha=0.1, beta=0.1, **NEUMANN),
-            lfednest=dict(alpha=0.1, beta=0.1, **NEUMANN),
-            stocbio=dict(alpha=0.1, beta=0.1, **NEUMANN),
+            fedmbo=dict(alpha=0.1, beta=0.1, smoothness=20, **THREE_ROUNDS),
+            fednest=dict(alpha=0.1, beta=0.1, smoothness=20, **THREE_ROUNDS),
+            lfednest=dict(alpha=0.1, beta=0.1, smoothness=20, **THREE_ROUNDS),
+            stocbio=dict(alpha=0.1, beta=0.1, smoothness=20, **THREE_ROUNDS),
             commfedbio=dict(alpha=0.1, beta=0.1, tau=0.05, lower_rounds=3, system_rounds=3),
             fbo_aggitd=dict(alpha=0.1, beta=0.1, neumann_step=0.05),
-            local_bsgvr=dict(eta=0.03, gamma=0.1, tau=0.05, neumann_order=5, **MOMENTUM),
-            adafbio=dict(eta=0.01, gamma=0.01, tau=0.05, neumann_order=5, **MOMENTUM),
-            mrbo=dict(eta=0.1, gamma=0.1, tau=0.05, neumann_order=5, **MOMENTUM),
+            local_bsgvr=dict(eta=0.03, gamma=0.1, tau=0.05, neumann_order=5, **STORM),
+            adafbio=dict(eta=0.01, gamma=0.01, tau=0.05, neumann_order=5, **STORM),
+            mrbo=dict(eta=0.1, gamma=0.1, tau=0.05, neumann_order=5, **STORM),
             fedavg=dict(gamma=0.1),
         ),
         "loss-tuning-mnist": {
+            **recipe("by trial", x=0.01, y=0.05, smoothness=50),
             **suit(
                 "by trial; the paper's own (B.2) diverge here",
                 mefbo=dict(mefbo_steps(0.3, 0.05, 0.05), penalty=30, growth=0.01, proximal=66.7),

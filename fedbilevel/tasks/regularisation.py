@@ -3,7 +3,8 @@
     min_x  Σ_m ℓ(y*(x); held-out patients of m)/M,    y*(x) = argmin_y  Σ_m ℓ(y; other patients of m)/M + ½ Σ_j d_j(x) y_j²
 
 on scikit-learn's breast-cancer data: 569 patients with 30 features each. d_j is exp(x_j), or x_j itself confined to a box.
-Hospitals differ in their mix of cases. The lower level is strongly convex, as most methods assume.
+Hospitals differ in their mix of cases; features are standardised by the mean and deviation of all hospitals together.
+The lower level is strongly convex, as most methods assume.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedbilevel.population import Population
 from fedbilevel.problem import Problem
 from fedbilevel.sets import Box, Sets
 from fedbilevel.settings import check_all, choice, count
-from fedbilevel.tasks.base import Holdings, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Holdings, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import split
 
 WEAKEST, STRONGEST = 1e-3, 10.0  # decay, where it is confined to a box
@@ -63,15 +64,15 @@ class Regularisation:
     suited: ClassVar[SuitedTable] = {
         "regularisation": suit(
             "by trial",
-            fedbioacc=dict(eta=2, gamma=0.3, tau=0.15, c_nu=0.2, c_omega=0.2, c_u=0.2, delta=30, offset=10_000),
+            fedbioacc=dict(eta=2, gamma=0.3, tau=0.15, c_u=0.2, **STORM),
             fedbio=dict(eta=2, gamma=0.3, tau=0.15),
             simfbo=simfbo_steps(2, 0.3, 0.15),
             shrofbo=simfbo_steps(2, 0.3, 0.15),
             mefbo=dict(mefbo_steps(6, 0.1, 0.1), penalty=3, growth=0.01),
-            fedmbo=dict(alpha=2, beta=0.3, lower_rounds=3, smoothness=5, neumann_terms=5),
-            fednest=dict(alpha=2, beta=0.3, lower_rounds=3, smoothness=5, neumann_terms=5),
-            lfednest=dict(alpha=2, beta=0.3, lower_rounds=3, smoothness=5, neumann_terms=5),
-            stocbio=dict(alpha=2, beta=0.1, lower_rounds=3, smoothness=5, neumann_terms=5),
+            fedmbo=dict(alpha=2, beta=0.3, smoothness=5, **THREE_ROUNDS),
+            fednest=dict(alpha=2, beta=0.3, smoothness=5, **THREE_ROUNDS),
+            lfednest=dict(alpha=2, beta=0.3, smoothness=5, **THREE_ROUNDS),
+            stocbio=dict(alpha=2, beta=0.1, smoothness=5, **THREE_ROUNDS),
             commfedbio=dict(alpha=2, beta=0.3, tau=0.15, lower_rounds=3, system_rounds=3),
             fbo_aggitd=dict(alpha=2, beta=0.3, neumann_step=0.15),
             local_bsgvr=dict(eta=2, gamma=0.3, tau=0.15, neumann_order=5),

@@ -1,0 +1,20 @@
+"""Image files, of which nothing is decoded before their size is known."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from PIL import Image
+
+
+@contextlib.contextmanager
+def opened(file: IO[bytes] | Path, *formats: str) -> Iterator[Image.Image]:
+    """An image file in one of the formats: so far its header is read. Warnings of the decoder are not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(file, formats=formats) as image:
+            yield image

@@ -1,0 +1,1 @@
+"""Many runs of one algorithm on one task: seeds and grids of hyperparameters, as one program."""

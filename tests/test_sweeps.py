@@ -1,0 +1,159 @@
+"""Sweeps: many runs as one program, each as it is alone; results that survive an interruption."""
+
+import csv
+import re
+
+import numpy as np
+import pytest
+
+from fedbilevel import cli
+from fedbilevel.arguments import Settings
+from fedbilevel.configuration import Configuration
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.runs import RunFolder
+from fedbilevel.sweeps import sweep as sweep_module
+from fedbilevel.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.sweeps.together import run_together
+
+
+def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
+    return [
+        Configuration.resolve(
+            task, knobs, algorithm, cell, rounds=rounds, every=20, seed=seed, clients_per_round=3
+        ).experiment()
+        for cell in cells
+        for seed in seeds
+    ]
+
+
+def alone(experiment):
+    try:
+        return [moment.row() for moment in experiment.run() if moment.metrics is not None]
+    except Diverged as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "cells", "knobs"),
+    [
+        ("fedmbo", [dict(alpha=0.05), dict(alpha=0.1), dict(beta=0.2)], {}),  # a random number of rounds in a step
+        ("fedbio-local", [dict(eta=0.01), dict(eta=0.05)], dict(lower_level="local")),  # values kept at clients
+        ("fedbioacc", [dict(eta=0.1), dict(gamma=0.7)], {}),  # rounds to start with
+    ],
+)
+def test_runs_together_are_as_they_are_alone(algorithm, cells, knobs):
+    many = experiments("quadratic", algorithm, cells, (0, 1), noise=0.1, **knobs)
+    for experiment, outcome in zip(many, run_together(many), strict=True):
+        expected = alone(experiment)
+        assert outcome.status == "finished" and len(outcome.rows) == len(expected)
+        for ours, theirs in zip(outcome.rows, expected, strict=True):
+            for name in theirs.keys() - {"seconds"}:
+                np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9, err_msg=name)
+
+
+def test_one_that_diverges_is_marked_and_the_others_go_on():
+    cells = [dict(gamma_y=0.5), dict(gamma_y=50.0, gamma_x=50.0), dict(gamma_y=0.1)]
+    many = experiments("quadratic", "simfbo", cells, (0,), rounds=400)
+    fine, bad, slow = run_together(many)
+    assert (fine.status, bad.status, slow.status) == ("finished", "diverged", "finished")
+    assert "SimFBO diverged at round" in bad.reason and "gamma_y = 50" in bad.reason
+    assert fine.rows[-1]["rounds"] == slow.rows[-1]["rounds"] == 400 and bad.rows[-1]["rounds"] < 400
+    np.testing.assert_allclose(fine.rows[-1]["x_error"], alone(many[0])[-1]["x_error"], rtol=1e-9)
+    assert "diverged" in alone(many[1])
+
+
+def test_what_cannot_run_together_is_refused():
+    a, b = (experiments("quadratic", "fedbio", [dict(local_steps=n)], (0,))[0] for n in (1, 2))
+    with pytest.raises(InputError, match="may differ in their algorithm's real numbers and in their seed alone"):
+        run_together([a, b])
+
+
+def small(**changes):
+    given = dict(
+        task="quadratic",
+        knobs={"noise": 0.1, "clients": 4},
+        algorithm="simfbo",
+        hyperparameters={},
+        grid={"gamma_x": [0.01, 0.03], "gamma_y": [0.1, 0.3], "local_steps": [1, 2]},
+        seeds=2,
+        run={"rounds": 40, "every": 20},
+    )
+    return Sweep.checked(**{**given, **changes})
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    folder = SweepFolder.create(tmp_path / "a", small())
+    ran = []
+
+    def counted(experiments, observe):
+        ran.append(len(experiments))
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run_together(experiments, observe)
+
+    monkeypatch.setattr(sweep_module, "run_together", counted)
+    with pytest.raises(KeyboardInterrupt):
+        folder.execute()
+    assert ran == [8, 8] and len(folder.cells()) == 4  # a program for each number of local steps
+    with (tmp_path / "a" / "results.jsonl").open("a") as file:
+        file.write('{"cell": {"gamma_x": 0.0')  # a line that a kill cut off
+    SweepFolder.create(tmp_path / "a", small()).execute()
+    assert ran == [8, 8, 8] and len(folder.cells()) == 8
+
+    whole = SweepFolder.create(tmp_path / "b", small())
+    whole.execute()
+    for ours, theirs in zip(folder.cells(), whole.cells(), strict=True):
+        assert ours.values == theirs.values and ours.last("x_error") == theirs.last("x_error")
+    with pytest.raises(InputError, match="holds another sweep"):
+        SweepFolder.create(tmp_path / "a", small(seeds=3))
+    SweepFolder.create(tmp_path / "a", small(seeds=3), force=True)
+    assert folder.results() == {}
+
+
+def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,90,0.0001", "--seeds", "2", "--rounds", "100"]
+    monkeypatch.setattr("sys.argv", ["fedbilevel", *arguments, "--knob", "clients=4", "--out", "s"])
+    cli.main()
+    out = capsys.readouterr().out
+    assert "0 of 6 runs" in out and "6 of 6 runs" in out and re.search(r"90.0 +2 of 2", out)
+    (line,) = [line for line in out.splitlines() if line.startswith("best: ")]
+    assert (tmp_path / "s" / "sweep.png").exists()
+    with (tmp_path / "s" / "cells.csv").open() as file:
+        cells = list(csv.DictReader(file))
+    assert [float(cell["gamma_x"]) for cell in cells] == [0.02, 0.0001, 90] and cells[2]["diverged"] == "2"
+    monkeypatch.setattr("sys.argv", [*line.removeprefix("best: ").split(), "--rounds", "100", "--out", "r"])
+    cli.main()
+    (run,) = RunFolder.find(tmp_path / "r")
+    assert run.configuration.hyperparameters["gamma_x"] == 0.02 and run.configuration.knobs["clients"] == 4
+    np.testing.assert_allclose(
+        run.rows()[-1]["x_error"], float(cells[0]["x_error mean"]), rtol=1e-3
+    )  # no noise: all seeds alike
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(grid={"gama_x": [1]}), "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
+        (dict(grid={"gamma_x": ["1", "x"]}), "gamma_x must be a number above 0; given: x"),
+        (dict(grid={"gamma_x": [1, 1.0]}), "has a value twice"),
+        (dict(seeds=0), "seeds must be a whole number of at least 1"),
+        (dict(algorithm="simfb"), "there is no algorithm 'simfb'"),
+    ],
+)
+def test_a_wrong_sweep_is_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        small(**changes)
+
+
+def test_a_settings_file_is_checked(tmp_path):
+    file = tmp_path / "s.toml"
+    for content, message in (("task =", "not a TOML file"), ("what = 1", "has what: it may have task"), (None, "no file")):
+        file.unlink(missing_ok=True)
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(InputError, match=message):
+            Settings(file)
+    file.write_text('task = "valley"\n')
+    with pytest.raises(InputError, match="is for valley, not for quadratic"):
+        Settings(file).knobs("quadratic")
