@@ -19,6 +19,7 @@ from fedbilevel.report.seeds import band, series
 from fedbilevel.report.styles import PAPER
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs import RunFolder, stop_request
+from fedbilevel.sweeps.sweep import Sweep, SweepFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
@@ -63,7 +64,7 @@ def opened(browser):
     """Open an address: the page, what its console complained about, and what it asked the network for."""
     pages = []
 
-    def opened(address, **options):
+    def opened(address, ready="#chart-test_accuracy .main-svg", **options):
         tab = browser.new_page(**options)
         pages.append(tab)
         complaints, requests = [], []
@@ -71,7 +72,7 @@ def opened(browser):
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(address)
-        tab.wait_for_selector("#chart-test_accuracy .main-svg")
+        tab.wait_for_selector(ready)
         return tab, complaints, requests
 
     yield opened
@@ -174,6 +175,31 @@ def test_a_run_that_has_not_begun_is_named(folders, tmp_path):
     (waiting,) = RunFolder.create({tmp_path / "waiting": folders[0].configuration})
     shown = contents([waiting])
     assert shown["notes"] == [f"{waiting.path} has no metrics yet."] and shown["runs"] == [] and page(shown)
+
+
+@pytest.fixture
+def swept(tmp_path):
+    grid = {"gamma_x": ["0.02", "0.05"], "gamma_y": ["0.1", "0.5", "1e9"]}
+    sweep = Sweep.checked("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, {"rounds": 20, "every": 20})
+    folder = SweepFolder.create(tmp_path / "sweep", sweep)
+    folder.execute()
+    return folder
+
+
+def test_a_sweep_is_a_heat_map(swept, opened, tmp_path):
+    shown = contents([], [swept])
+    (drawn_map,) = shown["sweeps"]
+    assert (drawn_map["down"], drawn_map["across"]) == ("gamma_x", "gamma_y") and drawn_map["columns"] == [
+        "0.1",
+        "0.5",
+        "1e+09",
+    ]
+    means = {tuple(cell.values.values()): cell.mean("x_error") for cell in swept.cells()}
+    assert drawn_map["numbers"][1][0] == means[0.05, 0.1] and drawn_map["numbers"][0][2] is None
+    (tmp_path / "sweep.html").write_text(page(shown))
+    tab, complaints, _ = opened((tmp_path / "sweep.html").as_uri(), ready="#sweeps .main-svg")
+    assert tab.evaluate("document.querySelector('#sweeps .chart').data[0].z[1][0]") == means[0.05, 0.1]
+    assert tab.is_hidden("#curves") and complaints == []
 
 
 @pytest.fixture

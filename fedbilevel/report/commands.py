@@ -13,8 +13,9 @@ from fedbilevel.errors import InputError
 
 if TYPE_CHECKING:
     from fedbilevel.runs import RunFolder
+    from fedbilevel.sweeps.sweep import SweepFolder
 
-Directories = Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")]
+Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
 
 
@@ -30,14 +31,14 @@ def report(
     from fedbilevel.report.page import page
     from fedbilevel.runs import write_atomically
 
-    write_atomically(out, page(contents(_found(directories))).encode())
+    write_atomically(out, page(contents(*_found(directories))).encode())
     Console(highlight=False, markup=False).print(f"page: {out}", soft_wrap=True)
     if open_:
         typer.launch(out.resolve().as_uri())
 
 
 def watch(
-    directory: Annotated[Path, typer.Argument(help="A run, or a folder of runs.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.", metavar="DIR")],
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; a free one unless given.", min=0, max=65535)] = 0,
     open_: Open = False,
 ) -> None:
@@ -46,14 +47,17 @@ def watch(
     from fedbilevel.report.watch import PageServer
 
     _found([directory])
-    with PageServer(lambda: contents(_found([directory])), port) as server:
+    with PageServer(lambda: contents(*_found([directory])), port) as server:
         Console(highlight=False, markup=False).print(f"page: {server.url} (Ctrl-C ends it)", soft_wrap=True)
         if open_:
             typer.launch(server.url)
         server.serve_forever()
 
 
-def _found(directories: Sequence[Path]) -> list[RunFolder]:
+def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
     from fedbilevel.runs import RunFolder
+    from fedbilevel.sweeps.sweep import SweepFolder
 
-    return [folder for directory in directories for folder in RunFolder.find(directory)]
+    swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
+    runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]
+    return runs, [SweepFolder(directory) for directory in swept]

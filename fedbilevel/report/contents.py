@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from fedbilevel.report.learned import learned
 from fedbilevel.report.seeds import band, series
 from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs import RunFolder
+from fedbilevel.sweeps.picture import heat_map
+from fedbilevel.sweeps.sweep import SweepFolder
 from fedbilevel.tasks import TASKS
 from fedbilevel.work import Tally
 
@@ -27,7 +30,7 @@ AXES = {
 }
 
 
-def contents(folders: Sequence[RunFolder]) -> dict[str, Any]:
+def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -> dict[str, Any]:
     """The page's values; runs without metrics are named and left out."""
     begun = [folder for folder in folders if folder.rows()]
     shown, notes = curves(begun), [f"{f.path} has no metrics yet." for f in folders if f not in begun]
@@ -51,8 +54,19 @@ def contents(folders: Sequence[RunFolder]) -> dict[str, Any]:
         "series": _series(runs, plain, described, measured),
         "differences": differences(described),
         "holdings": list(holdings.values()),
+        "sweeps": [_sweep(folder) for folder in sweeps],
         "notes": list(dict.fromkeys(notes)),
     }
+
+
+def _sweep(folder: SweepFolder) -> dict[str, Any]:
+    """A heat map of the cells that are finished."""
+    sweep, cells = folder.sweep, folder.cells()
+    metric = find(TASKS, "task", sweep.task).load().headline
+    drawn = heat_map(sweep, cells, metric)._asdict()
+    drawn["numbers"] = [[None if math.isnan(n) else n for n in row] for row in drawn["numbers"]]
+    title = f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds: {len(cells)} of {len(sweep.cells())} cells"
+    return {"title": title, "metric": metric, "folder": str(folder.path), **drawn}
 
 
 def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str, Any]:

@@ -172,6 +172,30 @@ function showControls() {
   document.getElementById("legend").replaceChildren(...entries);
 }
 
+// --- sweeps ----------------------------------------------------------------------------------------------------------
+
+function showSweeps() {
+  const section = document.getElementById("sweeps");
+  section.replaceChildren();
+  if (!data.sweeps.length) return;
+  section.append(element("h2", {}, "Sweeps"));
+  section.append(element("p", {}, "The mean over seeds at the end, of the best cell where the grid has more than two names; × where a run diverged."));
+  const grid = element("div", { class: "grid" });
+  section.append(grid);
+  for (const sweep of data.sweeps) {
+    const map = {
+      type: "heatmap", z: sweep.numbers, x: sweep.columns, y: sweep.rows, colorscale: "Cividis", xgap: 1, ygap: 1,
+      text: sweep.numbers.map((row) => row.map((value) => (value === null ? "×" : number(value, 3)))), texttemplate: "%{text}",
+      hovertemplate: `${sweep.down} %{y}, ${sweep.across} %{x}: %{text}<extra></extra>`,
+      colorbar: { thickness: 10, outlinewidth: 0, title: { text: words(sweep.metric), side: "right" } },
+    };
+    const shown = layout(sweep.across, sweep.down);
+    Object.assign(shown.xaxis, { type: "category", showgrid: false });
+    Object.assign(shown.yaxis, { type: "category", showgrid: false, autorange: "reversed" });
+    planned(grid, sweep.title, [map], shown, Math.max(250, 90 + 44 * sweep.rows.length));
+  }
+}
+
 // --- what x says -----------------------------------------------------------------------------------------------------
 
 const waiting = [];  // charts that have a place and are still to be drawn
@@ -309,10 +333,12 @@ function show() {
   const going = data.runs.filter((run) => run.status === "unfinished").length;
   const live = document.body.dataset.live ? `, ${going ? `${going} unfinished` : "all ended"}` : "";
   document.getElementById("about").textContent = `${data.version} · ${data.runs.length} ${data.runs.length === 1 ? "run" : "runs"}${live}`;
+  for (const id of ["table", "curves", "configuration"]) document.getElementById(id).hidden = !data.runs.length;
   showNotes();
   showTable();
   showControls();
   showCurves();
+  showSweeps();
   showLearned();
   showHoldings();
   drawPlanned();
