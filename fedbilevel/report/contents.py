@@ -41,7 +41,7 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         try:
             _look_inside(folder, run, holdings)
         except InputError as error:
-            notes.append(f"{folder.path} is shown without what its task would tell: {error}.")
+            notes.append(f"{folder.path} is shown without what its task would tell: {error}")
         runs.append(run)
     measured = metrics(shown)
     return {

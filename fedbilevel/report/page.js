@@ -185,14 +185,19 @@ function showSweeps() {
   for (const sweep of data.sweeps) {
     const map = {
       type: "heatmap", z: sweep.numbers, x: sweep.columns, y: sweep.rows, colorscale: "Cividis", xgap: 1, ygap: 1,
-      text: sweep.numbers.map((row) => row.map((value) => (value === null ? "×" : number(value, 3)))), texttemplate: "%{text}",
+      text: sweep.numbers.map((row) => row.map((value) => number(value, 3))), texttemplate: "%{text}",
       hovertemplate: `${sweep.down} %{y}, ${sweep.across} %{x}: %{text}<extra></extra>`,
       colorbar: { thickness: 10, outlinewidth: 0, title: { text: words(sweep.metric), side: "right" } },
+    };
+    const failed = sweep.numbers.flatMap((row, r) => row.flatMap((value, c) => (value === null ? [[sweep.columns[c], sweep.rows[r]]] : [])));
+    const crosses = {
+      mode: "text", x: failed.map(([column]) => column), y: failed.map(([, row]) => row), text: failed.map(() => "×"),
+      textfont: { color: colourOf("--wrong"), size: 18 }, hoverinfo: "skip",
     };
     const shown = layout(sweep.across, sweep.down);
     Object.assign(shown.xaxis, { type: "category", showgrid: false });
     Object.assign(shown.yaxis, { type: "category", showgrid: false, autorange: "reversed" });
-    planned(grid, sweep.title, [map], shown, Math.max(250, 90 + 44 * sweep.rows.length));
+    planned(grid, sweep.title, [map, crosses], shown, Math.max(250, 90 + 44 * sweep.rows.length));
   }
 }
 
@@ -331,8 +336,10 @@ function showNotes() {
 
 function show() {
   const going = data.runs.filter((run) => run.status === "unfinished").length;
-  const live = document.body.dataset.live ? `, ${going ? `${going} unfinished` : "all ended"}` : "";
-  document.getElementById("about").textContent = `${data.version} · ${data.runs.length} ${data.runs.length === 1 ? "run" : "runs"}${live}`;
+  const counted = (n, name) => (n ? [`${n} ${name}${n === 1 ? "" : "s"}`] : []);
+  const live = document.body.dataset.live && data.runs.length ? [going ? `${going} unfinished` : "all ended"] : [];
+  const parts = [...counted(data.runs.length, "run"), ...counted(data.sweeps.length, "sweep"), ...live];
+  document.getElementById("about").textContent = `${data.version} · ${parts.join(", ") || "nothing yet"}`;
   for (const id of ["table", "curves", "configuration"]) document.getElementById(id).hidden = !data.runs.length;
   showNotes();
   showTable();
