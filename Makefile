@@ -1,10 +1,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all examples docs lint types bench clean
+.PHONY: demo federation-demo test test-all examples docs lint types bench bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
+
+federation-demo: .venv/deployable
+	$(BIN)/fedbilevel federation demo
 
 test: .venv/developed
 	$(BIN)/pytest
@@ -28,10 +31,17 @@ types: .venv/developed
 bench: .venv/installed
 	$(BIN)/python benchmarks/simfbo_round.py
 
+bench-federation: .venv/deployable
+	$(BIN)/python benchmarks/federation_exchange.py
+
 .venv/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedbilevel needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/deployable: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[deploy]'
 	touch $@
 
 .venv/developed: .venv/installed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ from fedbilevel.arguments import (
     data_folder,
     fail,
     new_folder,
+    number,
     option,
     picture_path,
     whole,
@@ -43,15 +45,18 @@ from fedbilevel.data import commands
 from fedbilevel.data.datasets import SETS
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.explain import Explained, explained
+from fedbilevel.federation.commands import app as federation_app
 from fedbilevel.registry import Entry, find
 from fedbilevel.report import commands as report_commands
 from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import nearest
+from fedbilevel.settings import settings as settings_of
 from fedbilevel.sweeps.commands import go_on, sweep
 from fedbilevel.tasks import TASKS
 
 if TYPE_CHECKING:
-    from fedbilevel.runs import RunFolder
+    from fedbilevel.experiment import Snapshot
+    from fedbilevel.runs import RunFolder, StopRequest
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(commands.app, name="data")
@@ -61,6 +66,7 @@ app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
+app.add_typer(federation_app, name="federation")
 
 
 Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
@@ -85,6 +91,12 @@ def run(
     chunk_size: ChunkSize = None,
     loss_bound: LossBound = 1e6,
     data: Data = "",
+    federation: Annotated[
+        Path | None, typer.Option(help="Folder of a federation whose sites are to be the clients.", metavar="DIR")
+    ] = None,
+    round_timeout: Annotated[
+        float, option(number, "Seconds after which a federation goes on without a site that has not answered.")
+    ] = 300.0,
     style: Look = "screen",
     out: Out = None,
     force: Force = False,
@@ -109,7 +121,10 @@ def run(
     )
     file = Settings(settings)
     chosen = {name: {**file.hyperparameters(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
-    _start(task, {**file.knobs(task), **assignments(knob)}, chosen, rest, out or new_folder(task), force, look)
+    knobs = {**file.knobs(task), **assignments(knob)}
+    if federation is not None:
+        knobs = _on_federation(federation, round_timeout, task, knobs, rest)
+    _start(task, knobs, chosen, rest, out or new_folder(task), force, look)
 
 
 @app.command()
@@ -230,6 +245,39 @@ def _start(
     _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force), style)
 
 
+def _on_federation(
+    folder: Path, round_timeout: float, task: str, knobs: dict[str, str], rest: dict[str, Any]
+) -> dict[str, str]:
+    """The knobs, with a client for each site; the rest of the configuration names the federation."""
+    from fedbilevel.federation.engine import require_flare
+    from fedbilevel.federation.provision import Federation
+
+    require_flare()
+    if not round_timeout > 0:
+        raise InputError(f"--round-timeout must be above 0 seconds; given: {round_timeout}")
+    if rest["chunk_size"] is not None:
+        raise InputError("--chunk-size is for simulated clients: leave it out with --federation")
+    sites = Federation.read(folder).sites
+    rest |= {"federation": str(folder.resolve()), "round_timeout": round_timeout}
+    if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):
+        raise InputError(
+            f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
+        )
+    return knobs
+
+
+def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
+    """Run it here, or on the federation that it is for."""
+    where = folder.configuration.federation
+    if not where:
+        folder.execute(stop, observe)
+        return
+    from fedbilevel.federation.provision import Federation
+    from fedbilevel.federation.supervise import Supervisor
+
+    Supervisor(Federation.read(Path(where)), console.print).run(folder, stop, observe)
+
+
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
     from fedbilevel import progress
     from fedbilevel.report.curves import curves as read
@@ -247,7 +295,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
                 headline = find(TASKS, "task", configuration.task).load().headline
                 try:
                     with progress.shown(console, configuration, headline) as observe:
-                        folder.execute(stop, observe)
+                        _executed(folder, stop, observe)
                 except Diverged as error:
                     diverged.append(str(error))
                 stop.check()

@@ -40,6 +40,8 @@ class Configuration:
     chunk_size: int | None = None
     loss_bound: float = 1e6
     data: str = ""  # folder of the data set, if it is not bundled
+    federation: str = ""  # folder of the federation that runs it; simulated if there is none
+    round_timeout: float = 300.0  # seconds after which a federation goes on without a site that has not answered
     precision: str = "float32"
 
     @classmethod

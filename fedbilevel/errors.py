@@ -1,8 +1,12 @@
-"""The two ways a run can end that are not a defect of the package."""
+"""What can go wrong that is not a defect of the package."""
 
 
 class InputError(ValueError):
     """Something the user gave cannot be used: one line with the thing, the value and the remedy."""
+
+
+class NotFinite(ArithmeticError):
+    """A value on its way to or from clients is not a finite number; a run that meets it has diverged."""
 
 
 class Diverged(ArithmeticError):

@@ -19,7 +19,7 @@ from jax.scipy.sparse.linalg import cg
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.errors import InputError
 from fedbilevel.population import Population
-from fedbilevel.problem import Batch, Loss, evaluate
+from fedbilevel.problem import Batch, evaluate
 from fedbilevel.sets import EVERYWHERE, ConvexSet
 
 DIRECT = 512  # up to this dimension linear systems are solved directly
@@ -57,9 +57,9 @@ def losses(population: Population, x: Array, y: Array, lower: LowerLevel = "glob
     return f, g
 
 
-def mean_over_upper_rows(loss: Loss, population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
-    """Σ_m w_m times the mean of a further loss over client m's upper rows."""
-    return average(population, lambda batch, x, y: evaluate(loss, x, y, batch.upper), x, y, lower)
+def measures(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
+    """What the clients' data says about (x, y), in the order of the problem's `measures`."""
+    return average(population, lambda batch, x, y: population.problem.measured(x, y, batch), x, y, lower)
 
 
 def solution(

@@ -120,6 +120,15 @@ class Population:
         """The one client of this population, which is client `number` of a federation in which it has that weight."""
         return Client(self, jnp.asarray(0), key, weight, number)
 
+    def only(self, m: int) -> Population:
+        """Client m alone, with no other's rows: what its own site holds."""
+
+        def rows(shards: Shards) -> list[Tree]:
+            start, size = int(shards.start[m]), int(shards.size[m])
+            return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
+
+        return Population.build(self.problem, rows(self.upper), rows(self.lower), batch_size=self.batch_size)
+
     def first_rows(self) -> Batch:
         """Two rows for each loss, to look at shapes."""
         m, twice = jnp.int32(0), jnp.zeros(2, jnp.int32)

@@ -24,6 +24,7 @@ from fedbilevel.sets import UNCONSTRAINED, Sets
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
+LOSSES = ("upper_loss", "lower_loss")
 
 
 class Pair(NamedTuple):
@@ -70,11 +71,25 @@ def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y."""
+    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
+
+    `validated` are further means over f's rows by which a solution is judged, with their names.
+    """
 
     f: Loss
     g: Loss
     sets: Sets = UNCONSTRAINED
+    validated: tuple[tuple[str, Loss], ...] = ()
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what the clients' data says about a solution: the two losses, and what is validated."""
+        return (*LOSSES, *(name for name, _ in self.validated))
+
+    def measured(self, x: Array, y: Array, batch: Batch) -> Array:
+        """The two losses and what is validated, in the order of `measures`."""
+        upper = [evaluate(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.validated))]
+        return jnp.stack([upper[0], evaluate(self.g, x, y, batch.lower), *upper[1:]])
 
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""

@@ -8,8 +8,9 @@ forgotten them.
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,12 +21,13 @@ from jax import Array
 
 from fedbilevel import wire
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.clients import Clients, Cohort, PerClient, is_client_function
-from fedbilevel.errors import InputError
+from fedbilevel.clients import Clients, Cohort, PerClient
+from fedbilevel.errors import InputError, NotFinite
+from fedbilevel.expressions import Call, Kept, Measures, Part, Request, Save, Saved, Store, sent_floats
 from fedbilevel.participation import Participation, present
-from fedbilevel.population import Population
-from fedbilevel.problem import Tree
+from fedbilevel.problem import LOSSES, Tree
 from fedbilevel.sets import UNCONSTRAINED, Sets
+from fedbilevel.signatures import Signatures, check_finite, check_result
 from fedbilevel.traffic import Totals, floats
 
 
@@ -36,67 +38,16 @@ class Transport(Protocol):
         """Send each client its request at the same time: the replies, and for the others what went wrong."""
 
 
-class Call(NamedTuple):
-    """function(client, *args), kept under `slot` unless that is None."""
-
-    function: str
-    key: np.ndarray
-    args: tuple
-    slot: int | None
-
-
-class Store(NamedTuple):
-    """A value of the server's, kept under `slot`."""
-
-    value: Tree
-    slot: int
-
-
-class Kept(NamedTuple):
-    """What is kept under `slot`."""
-
-    slot: int
-
-
-class Part(NamedTuple):
-    """A part of the tuple that an expression gives."""
-
-    of: Any
-    path: tuple[int, ...]
-
-
-class Request(NamedTuple):
-    """What a client is to compute, whether to send the result back, and which slots it may forget first."""
-
-    expression: Any
-    reply: bool
-    forget: list[int]
-
-
-EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Request)}
-
-
-def sent_floats(expression: Any) -> int:
-    """The numbers that travel in an expression; keys and slots are part of the envelope."""
-    match expression:
-        case Call(args=inside) | list(inside):
-            return sum(sent_floats(e) for e in inside)
-        case Store(value=value):
-            return floats(value)
-        case Part(of=inside):
-            return sent_floats(inside)
-        case Kept():
-            return 0
-        case _:
-            return floats(expression)
+logger = logging.getLogger(__name__)
+NEVER = -1  # the step at which a client that was never asked to saved its values
 
 
 class Held:
     """One client's value, as the server knows it: still to be computed there, or kept there."""
 
-    def __init__(self, federation: RemoteFederation, m: int, make: Callable[[int, list[Held]], Call | Store]):
+    def __init__(self, federation: RemoteFederation, m: int, make: Make):
         self.slot = federation.new_slot()
-        self.make: Callable[[int, list[Held]], Call | Store] | None = make
+        self.make: Make | None = make
         weakref.finalize(self, federation.forgotten[m].append, self.slot)
 
     def expression(self, computed: list[Held]) -> Any:
@@ -106,6 +57,10 @@ class Held:
         expression = self.make(self.slot, computed)
         computed.append(self)
         return expression
+
+
+Make = Callable[[int, list[Held]], Call | Store | Saved]  # the expression that has a value kept under a slot
+Wanted = dict[int, tuple[Any, list[Held]]]  # by client, what it is to compute, and what it keeps after that
 
 
 class HeldPart(NamedTuple):
@@ -133,10 +88,25 @@ class RemoteRows(PerClient):
 class RemoteFederation:
     """Clients behind a transport, seen from the server. `init` and `step` mirror `simulate.Simulator`."""
 
-    def __init__(self, transport: Transport, weights: Array, participation: Participation, sets: Sets = UNCONSTRAINED):
+    def __init__(
+        self,
+        transport: Transport,
+        weights: Array,
+        participation: Participation,
+        sets: Sets = UNCONSTRAINED,
+        signatures: Signatures | None = None,
+        measures: Sequence[str] = LOSSES,
+    ):
+        self.measures = measures
         self.transport, self.weights, self.participation, self.sets = transport, np.asarray(weights), participation, sets
         self.forgotten: dict[int, list[int]] = {m: [] for m in range(len(weights))}
+        self.absences = 0  # answers of clients that were missing in rounds since the last evaluation
+        self._signatures = signatures
         self._slots = 0
+        self._saved = np.full(
+            len(weights), NEVER, np.int32
+        )  # by client, the step whose values are on its disk for our checkpoint
+        self._troubles: dict[int, str] = {}
 
     def new_slot(self) -> int:
         """A number for a value that a client is to keep."""
@@ -153,6 +123,120 @@ class RemoteFederation:
         server_key, clients_key = jax.random.split(key)
         clients = RemoteClients(self, algorithm, clients_key)
         return clients.settled(algorithm.step(state, clients, server_key)), clients.totals
+
+    def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
+        """The rounds that the step with this key takes, by the algorithm's own formula."""
+        server_key, _ = jax.random.split(key)
+        return algorithm.rounds(server_key, self.participation.capacity(len(self.weights)))
+
+    def repeat(self, goes_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
+        """`carry` after `body` was applied while `goes_on`."""
+        while goes_on(carry):
+            carry = body(carry)
+        return carry
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        """The problem's `measures` of all data of the clients that answer, and how many answers were missing until now."""
+        wanted: Wanted = {}
+        for m in range(len(self.weights)):
+            computed: list[Held] = []
+            y = state.y.parts[m].expression(computed) if isinstance(state.y, RemoteRows) else state.y
+            wanted[m] = Measures(state.x, y), computed
+        replies, _ = self.ask(wanted, reply=True, types={})
+        weights = self.weights[list(replies)]
+        means = weights / weights.sum() @ np.stack(list(replies.values()))
+        absences, self.absences = self.absences, 0
+        return {**dict(zip(self.measures, map(float, means), strict=True)), "absences": absences}
+
+    def save(self, state: Any, step: int) -> Any:
+        """The state as a checkpoint holds it, once the clients have put their parts on their own disks.
+
+        In the place of the clients' values it has the step at which each client last saved its own. A client keeps
+        those of the checkpoint before too, until the next call says that this one is durable.
+        """
+        rows = [leaf for leaf in _leaves(state) if isinstance(leaf, RemoteRows)]
+        wanted: Wanted = {}
+        for m in range(len(self.weights)) if rows else ():
+            computed: list[Held] = []
+            values = [leaf.parts[m].expression(computed) for leaf in rows]
+            wanted[m] = Save(step, values, int(self._saved[m])), computed
+        replies, _ = self.ask(wanted, reply=False, types={})
+        self._saved[list(replies)] = step
+        return jax.tree.map(lambda leaf: self._saved.copy() if isinstance(leaf, RemoteRows) else leaf, state, is_leaf=_is_rows)
+
+    def saved_shapes(self, shapes: Any) -> Any:
+        """The shapes of what `save` gives, from those of a simulated state."""
+        where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)
+        return jax.tree.map(lambda leaf: where if isinstance(leaf, PerClient) else leaf, shapes, is_leaf=_is_rows)
+
+    def restored(self, saved: Any, shapes: Any, start: Callable[[], Any]) -> Any:
+        """The state from what `save` gave; `start()` is the run's first one, for clients that never saved theirs."""
+        kinds, leaves = _leaves(shapes), _leaves(saved)
+        rows = [leaf for kind, leaf in zip(kinds, leaves, strict=True) if isinstance(kind, PerClient)]
+        if rows:
+            self._saved = np.array(rows[0])
+        first = _leaves(start()) if rows and NEVER in self._saved else []
+        never = [leaf for leaf in first if isinstance(leaf, RemoteRows)]
+
+        def held(place: int) -> RemoteRows:
+            return RemoteRows([part(place, m, int(step)) for m, step in enumerate(self._saved)])
+
+        def part(place: int, m: int, step: int) -> HeldPart:
+            if step == NEVER:
+                return never[place].parts[m]
+            return HeldPart(Held(self, m, lambda slot, _: Saved(step, place, slot)))
+
+        places = iter(range(len(rows)))
+        values = [held(next(places)) if isinstance(k, PerClient) else v for k, v in zip(kinds, leaves, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(shapes, is_leaf=_is_rows), values)
+
+    def ask(self, wanted: Wanted, reply: bool, types: Mapping[str, type]) -> tuple[dict[int, Tree], dict[int, str]]:
+        """Have each client compute its expression; what the expressions hold is then kept there."""
+        if not wanted:
+            return {}, {}
+        forget = {m: list(self.forgotten[m]) for m in wanted}
+        requests = {m: wire.encode(Request(expression, reply, forget[m])) for m, (expression, _) in wanted.items()}
+        answers, errors = self.transport.ask(requests)
+        replies: dict[int, Tree] = {}
+        for m, answer in answers.items():
+            try:
+                value = wire.decode(answer, types)
+                if reply:
+                    self._check(wanted[m][0], value)
+            except (InputError, NotFinite) as error:
+                errors[m] = f"{type(error).__name__}: {error}"
+                continue
+            replies[m] = value
+            del self.forgotten[m][: len(forget[m])]
+            for held in wanted[m][1]:
+                held.make = None
+        self._report(replies, errors)
+        if reply and not replies:
+            if all(e.startswith(NotFinite.__name__) for e in errors.values()):
+                raise NotFinite(f"what all {len(wanted)} clients computed is not finite")
+            m, trouble = next(iter(errors.items()))
+            raise RuntimeError(f"none of {len(wanted)} clients answered; client {m}: {trouble}")
+        return {m: replies[m] for m in wanted if m in replies}, errors
+
+    def _check(self, expression: Any, value: Tree) -> None:
+        """Raise unless the value can be what the expression gives."""
+        if isinstance(expression, Call) and self._signatures is not None:
+            check_result(self._signatures, expression.function, value)
+        if isinstance(expression, Measures) and np.shape(value) != (len(self.measures),):
+            raise InputError(
+                f"{len(self.measures)} numbers were asked for, and an array of shape {np.shape(value)} came: refused"
+            )
+        check_finite("an answer", value)
+
+    def _report(self, replies: dict[int, Tree], errors: dict[int, str]) -> None:
+        """Log who has fallen silent or is refused, and who is back, once each."""
+        for m, error in errors.items():
+            if self._troubles.get(m) != error:
+                logger.warning("client %d is left out of this round: %s", m, error)
+                self._troubles[m] = error
+        for m in replies:
+            if self._troubles.pop(m, None) is not None:
+                logger.warning("client %d takes part again", m)
 
 
 class RemoteClients(Clients):
@@ -190,32 +274,20 @@ class RemoteClients(Clients):
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
 
-    def ask(self, wanted: dict[int, tuple[Any, list[Held]]], reply: bool) -> tuple[dict[int, Tree], dict[int, str]]:
-        """Have each client compute its expression; what the expressions hold is then kept there."""
-        if not wanted:
-            return {}, {}
-        forgotten = self.federation.forgotten
-        forget = {m: list(forgotten[m]) for m in wanted}
-        requests = {m: wire.encode(Request(expression, reply, forget[m])) for m, (expression, _) in wanted.items()}
-        answers, errors = self.federation.transport.ask(requests)
-        replies = {m: wire.decode(answer, self._types) for m, answer in answers.items()}
-        for m in replies:
-            del forgotten[m][: len(forget[m])]
-            for held in wanted[m][1]:
-                held.make = None
-        if reply and not replies:
-            m, error = next(iter(errors.items()))
-            raise RuntimeError(f"none of {len(wanted)} clients answered; client {m}: {error}")
+    def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], dict[int, str]]:
+        """As the federation's `ask`, counted as traffic."""
+        replies, errors = self.federation.ask(wanted, reply, self._types)
         down = sum(sent_floats(expression) for expression, _ in wanted.values())
         up = sum(floats(r) for r in replies.values())
         rounds, before_up, before_down = self.totals
-        self.totals = Totals(rounds + reply, before_up + up, before_down + down)
+        self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)
+        self.federation.absences += len(errors) if reply else 0
         return replies, errors
 
     def settled(self, state: Any) -> Any:
         """The state, once the clients have computed what it leaves with them."""
-        wanted: dict[int, tuple[Any, list[Held]]] = {}
-        for rows in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, RemoteRows)):
+        wanted: Wanted = {}
+        for rows in _leaves(state):
             for m, part in enumerate(rows.parts if isinstance(rows, RemoteRows) else ()):
                 if part.held.make is not None:
                     expressions, computed = wanted.setdefault(m, ([], []))
@@ -264,7 +336,9 @@ class RemoteCohort(Cohort):
         return jax.tree.map(stack, rest, *replies, is_leaf=lambda node: node is None)
 
     def scatter(self, rows: Tree) -> PerClient:
-        def store(row: int) -> Callable[[int, list[Held]], Store]:
+        check_finite("what the server scatters", rows)
+
+        def store(row: int) -> Make:
             return lambda slot, _: Store(jax.tree.map(lambda r: r[row], rows), slot)
 
         return self._hold(store)
@@ -280,12 +354,13 @@ class RemoteCohort(Cohort):
             parts[self._ids[row]] = part.parts[row]
         return RemoteRows(parts)
 
-    def _hold(self, make: Callable[[int], Callable[[int, list[Held]], Call | Store]]) -> RemoteRows:
+    def _hold(self, make: Callable[[int], Make]) -> RemoteRows:
         federation = self._clients.federation
         return RemoteRows([HeldPart(Held(federation, int(m), make(row))) for row, m in enumerate(self._ids)])
 
     def _call(self, function: Callable[..., Tree], args: tuple) -> Callable[[int, int | None, list[Held]], Call]:
         key = np.asarray(jax.random.key_data(self._clients.next_key()))
+        check_finite(f"what the server sends to {function.__name__}", [a for a in args if not isinstance(a, RemoteRows)])
 
         def call(row: int, slot: int | None, computed: list[Held]) -> Call:
             here = tuple(a.parts[row].expression(computed) if isinstance(a, RemoteRows) else a for a in args)
@@ -305,54 +380,20 @@ class RemoteCohort(Cohort):
         return [replies[m] for m in members], self._clients.federation.weights[members]
 
 
+def _is_rows(node: Any) -> bool:
+    return isinstance(node, PerClient)
+
+
+def _leaves(state: Any) -> list[Any]:
+    """The arrays of a state, and what its clients hold."""
+    return jax.tree.leaves(state, is_leaf=_is_rows)
+
+
 def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:
-    return jax.tree.map(lambda *leaves: jnp.asarray(sum(w * leaf for w, leaf in zip(weights, leaves, strict=True))), *replies)
+    def add(*leaves: np.ndarray) -> Array:
+        total = weights[0] * leaves[0]
+        for weight, leaf in zip(weights[1:], leaves[1:], strict=True):
+            total += weight * leaf
+        return jnp.asarray(total)
 
-
-class ClientRuntime:
-    """The client's side: answers requests with its own data, and keeps what it is told to keep."""
-
-    def __init__(self, algorithm: Algorithm, population: Population, m: int, weight: float = 1.0):
-        self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
-        self._types = EXPRESSIONS | wire.named_tuples(type(algorithm))
-        self._kept: dict[int, Tree] = {}
-
-    def answer(self, data: bytes) -> bytes:
-        """The reply to a request, or `InputError` if it asks for what a client does not do."""
-        request = wire.decode(data, self._types)
-        for slot in request.forget:
-            self._kept.pop(slot, None)
-        result = self._evaluate(request.expression)
-        return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
-
-    def _evaluate(self, expression: Any) -> Tree:
-        match expression:
-            case Kept(slot=slot):
-                return self._kept[slot]
-            case Store(value=value, slot=slot):
-                self._kept[slot] = value
-                return value
-            case Part(of=of, path=path):
-                value = self._evaluate(of)
-                for index in path:
-                    value = value[index]
-                return value
-            case Call(function=name, key=key, args=args, slot=slot):
-                if not is_client_function(getattr(self._algorithm, name, None)):
-                    raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
-                own = self._population, self._m, self._weight
-                value = _compute(self._algorithm, name, own, key, [self._evaluate(a) for a in args])
-                if slot is not None:
-                    self._kept[slot] = value
-                return value
-            case list():
-                return [self._evaluate(e) for e in expression]
-            case _:
-                return expression
-
-
-@partial(jax.jit, static_argnames="name")
-def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
-    population, m, weight = own
-    client = population.alone(jax.random.fold_in(jax.random.wrap_key_data(key), m), weight, m)
-    return getattr(algorithm, name)(client, *args)
+    return jax.tree.map(add, *replies)

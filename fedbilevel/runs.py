@@ -17,6 +17,7 @@ import io
 import json
 import os
 import platform
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +36,7 @@ from fedbilevel.traffic import Totals
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "stop")
 
 
 class Interrupted(Exception):
@@ -95,7 +96,12 @@ class RunFolder:
             for name in FILES:
                 (path / name).unlink(missing_ok=True)
             path.mkdir(parents=True, exist_ok=True)
-            content = {"configuration": configuration.plain(), "versions": versions(), "bytes_per_float": itemsize}
+            content = {
+                "configuration": configuration.plain(),
+                "versions": versions(),
+                "bytes_per_float": itemsize,
+                "identity": secrets.token_hex(8),
+            }
             write_atomically(path / "config.json", (json.dumps(content, indent=2) + "\n").encode())
         return [cls(path) for path in runs]
 
@@ -128,6 +134,11 @@ class RunFolder:
         return self._read("config.json").get("versions", {})
 
     @property
+    def identity(self) -> str:
+        """What tells this run from all others, also from one with the same configuration."""
+        return str(self._read("config.json").get("identity", ""))
+
+    @property
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
         return self._read("result.json") if (self.path / "result.json").exists() else None
@@ -155,17 +166,25 @@ class RunFolder:
         return np.load(file, allow_pickle=False) if file.exists() else None
 
     def execute(
-        self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float = CHECKPOINT_SECONDS
+        self,
+        stop: StopRequest,
+        observe: Callable[[Snapshot], None],
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        experiment: Experiment | None = None,
     ) -> None:
-        """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`."""
+        """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`.
+
+        The experiment is what the configuration describes; it is given where a federation is to take its steps.
+        """
         if self.result is not None:
             return
         with locked(self.path):
-            self._execute(stop, observe, checkpoint_seconds)
+            self._execute(stop, observe, checkpoint_seconds, experiment or self.configuration.experiment())
 
-    def _execute(self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float) -> None:
+    def _execute(
+        self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
+    ) -> None:
         configuration = self.configuration
-        experiment = configuration.experiment()
         start = self._read_checkpoint(experiment, configuration)
         kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
@@ -180,26 +199,26 @@ class RunFolder:
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, configuration)
+                        self._write_checkpoint(moment, experiment, configuration)
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
             self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()})
             raise
-        self._write_checkpoint(moment, configuration)
+        self._write_checkpoint(moment, experiment, configuration)
         self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()})
 
     def _finish(self, result: dict[str, Any]) -> None:
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _write_checkpoint(self, moment: Snapshot, configuration: Configuration) -> None:
+    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, configuration: Configuration) -> None:
         content = {
             "run": configuration.fingerprint(),
             "step": moment.step,
             "totals": list(moment.totals),
             "seconds": moment.seconds,
-            "leaves": [np.asarray(leaf) for leaf in jax.tree.leaves(moment.state)],
+            "leaves": experiment.saved(moment.state, moment.step),
         }
         payload = wire.encode(content)
         digest = hashlib.sha256(payload).hexdigest().encode()
@@ -221,13 +240,10 @@ class RunFolder:
         content = wire.decode(payload)
         if content["run"] != configuration.fingerprint():
             raise InputError(f"{file} belongs to a run with another configuration: remove it to start this run over")
-        shapes, structure = jax.tree.flatten(experiment.state_shapes())
-        leaves = content["leaves"]
-        if [(leaf.shape, leaf.dtype) for leaf in leaves] != [(s.shape, s.dtype) for s in shapes]:
-            raise InputError(
-                f"{file} has arrays of other shapes or precision than this run: set JAX up as it was, or remove it"
-            )
-        state = jax.tree.unflatten(structure, [jax.numpy.asarray(leaf) for leaf in leaves])
+        try:
+            state = experiment.restored(content["leaves"])
+        except InputError as error:
+            raise InputError(f"{file} has {error}, or remove it to start this run over") from None
         return Snapshot(state, content["step"], Totals(*content["totals"]), content["seconds"])
 
 

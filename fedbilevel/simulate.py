@@ -46,6 +46,10 @@ class Simulator:
         server_key, _ = jax.random.split(key)
         return algorithm.rounds(server_key, self.participation.capacity(self.population.size))
 
+    def repeat(self, goes_on: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
+        """`carry` after `body` was applied while `goes_on`, compiled."""
+        return lax.while_loop(goes_on, body, carry)
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=[])
 @dataclass(frozen=True)
@@ -140,8 +144,9 @@ class SimulatedCohort(Cohort):
         return self._sum(weights / weights.sum(), function, args)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        weights = self._weights()
-        return self._sum(weights * (self._clients._simulator.population.size / jnp.maximum(self._count, 1)), function, args)
+        weights, count = self._weights(), jnp.maximum(self._count, 1)
+        weights = weights * self._clients._simulator.population.size / count.astype(weights.dtype)
+        return self._sum(weights, function, args)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         mapped = self.map(function, *args)

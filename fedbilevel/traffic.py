@@ -59,6 +59,14 @@ class Traffic(NamedTuple):
         """Nothing sent yet."""
         return cls(jnp.int32(0), jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32))
 
+    @classmethod
+    def of(cls, counts: Traffic | Totals) -> Traffic:
+        """The same counts, if they were made on the host."""
+        if isinstance(counts, Traffic):
+            return counts
+        up, down = (np.array([n >> 32, n & 0xFFFFFFFF], np.uint32) for n in (counts.up, counts.down))
+        return cls(jnp.int32(counts.rounds), jnp.asarray(up), jnp.asarray(down))
+
     def plus(self, rounds: Array | int, up: Array, down: Array) -> Traffic:
         """With more rounds (a number) and floats (pairs) added."""
         return Traffic(self.rounds + jnp.asarray(rounds, jnp.int32), total(self.up, up), total(self.down, down))

@@ -11,6 +11,16 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and subprocesses in
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
+import signal
+
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(autouse=True)
+def _no_sudden_end():
+    """The command lets a closed pipe end it, which must not outlast the tests that call it in this process."""
+    yield
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)

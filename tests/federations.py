@@ -1,30 +1,31 @@
 """Small federations that several tests use."""
 
-import jax
 import numpy as np
 
-from fedbilevel.population import Population
-from fedbilevel.remote import ClientRuntime, RemoteFederation
+from fedbilevel.remote import RemoteFederation
+from fedbilevel.runtime import ClientRuntime
+from fedbilevel.signatures import signatures
 from fedbilevel.transports.loopback import Loopback
 
 
-def own_part(population, m):
-    """A population of client m alone, as its site would hold it."""
+def deployed(algorithm, population, participation, start=None, vaults=None):
+    """The population behind a loopback transport, and its clients' runtimes.
 
-    def rows(shards):
-        start, size = int(shards.start[m]), int(shards.size[m])
-        return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
-
-    return Population.build(
-        population.problem, rows(population.upper), rows(population.lower), batch_size=population.batch_size
-    )
-
-
-def deployed(algorithm, population, participation):
-    """The population behind a loopback transport, and its clients' runtimes."""
+    Where the start (x, y) is given both ends check shapes.
+    """
     weights = np.asarray(population.weights) * population.size
-    runtimes = {m: ClientRuntime(algorithm, own_part(population, m), m, weights[m]) for m in range(population.size)}
-    return RemoteFederation(Loopback(runtimes), population.weights, participation, population.problem.sets), runtimes
+    known = signatures(algorithm, population, *start) if start else None
+
+    def client(m):
+        part = population.only(m)
+        there = signatures(algorithm, part, *start) if start else None
+        return ClientRuntime(algorithm, part, m, weights[m], there, vaults[m] if vaults else None)
+
+    runtimes = {m: client(m) for m in range(population.size)}
+    federation = RemoteFederation(
+        Loopback(runtimes), population.weights, participation, population.problem.sets, known, population.problem.measures
+    )
+    return federation, runtimes
 
 
 def add(a, b):

@@ -12,10 +12,10 @@ from jax import lax
 import fedbilevel as fb
 from fedbilevel import wire
 from fedbilevel.errors import InputError
+from fedbilevel.expressions import Call, Request
 from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform, without_replacement
 from fedbilevel.population import Population
 from fedbilevel.problem import Pair, Point
-from fedbilevel.remote import Call, Request
 from fedbilevel.simulate import Simulator
 from fedbilevel.tasks.quadratic import PROBLEM, Quadratic
 from fedbilevel.traffic import Totals, Traffic, exact, product, total

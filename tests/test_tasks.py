@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import own_part
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
@@ -399,7 +398,7 @@ def test_a_client_cannot_read_another_clients_rows(name):
 
     key = jax.random.key(0)
     expected = seen(population, m)
-    for ours in (seen(others, m), seen(own_part(population, m), m)):
+    for ours in (seen(others, m), seen(population.only(m), m)):
         for a, b in zip(expected, ours, strict=True):
             assert np.isfinite(a).all()
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)

@@ -92,7 +92,9 @@ def groups(group: np.ndarray, clients: int, seed: int) -> Parts:
     """Whole groups, such as alphabets: every client gets an equal number of them, or one more."""
     names = np.random.default_rng(seed).permutation(np.unique(group))
     if len(names) < clients:
-        raise InputError(f"{len(names)} groups are too few for {clients} clients: each must get at least one")
+        raise InputError(
+            f"{len(names)} groups are too few for {clients} clients, who need one each: lower the number of clients"
+        )
     return [np.flatnonzero(np.isin(group, hand)) for hand in np.array_split(names, clients)]
 
 

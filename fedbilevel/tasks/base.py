@@ -14,9 +14,7 @@ from jax import Array, lax
 from fedbilevel import exact
 from fedbilevel.algorithms.base import LowerLevel
 from fedbilevel.population import Population
-from fedbilevel.problem import Loss
 
-LOSSES = ("upper_loss", "lower_loss")  # the metrics by which a run is said to diverge
 Metrics = Callable[[Array, Any], dict[str, Array]]
 
 
@@ -93,9 +91,10 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    It is judged by the two losses on the clients' data; by the further means over their upper rows in `validated`, each
-    a function as f is; and by the named numbers that `metrics(x, y)` gives without looking at any client's data. `y` has
-    there a row per client if the lower level is local.
+    It is judged by the problem's `measures` of the clients' data, and by the named numbers that `metrics(x, y)` gives
+    without looking at any client's data, so that a server can do it. `y` has there a row per client if the lower level is
+    local.
+    `truths` names those of the metrics that compare with what is known of simulated data alone.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
     """
 
@@ -105,20 +104,16 @@ class Task:
     metrics: Metrics
     lower_level: LowerLevel = "global"
     strongly_convex: bool = True
-    validated: Mapping[str, Loss] = dataclasses.field(default_factory=dict)
     holdings: Holdings | None = None
+    truths: tuple[str, ...] = ()
 
     @functools.cached_property
     def judge(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at (x, y), compiled once for all runs on the task."""
 
         def judge(x: Array, y: Any) -> dict[str, Array]:
-            losses = dict(zip(LOSSES, exact.losses(self.population, x, y, self.lower_level), strict=True))
-            means = {
-                name: exact.mean_over_upper_rows(loss, self.population, x, y, self.lower_level)
-                for name, loss in self.validated.items()
-            }
-            return {**losses, **means, **self.metrics(x, y)}
+            measures = exact.measures(self.population, x, y, self.lower_level)
+            return {**dict(zip(self.population.problem.measures, measures, strict=True)), **self.metrics(x, y)}
 
         return jax.jit(judge)
 

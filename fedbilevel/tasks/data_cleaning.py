@@ -14,7 +14,7 @@ minimum, and runs diverge, the sooner the larger x's steps are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -176,6 +176,11 @@ class DataCleaning:
         start = jnp.zeros(len(samples)) if sigmoid else jnp.ones(len(samples))
         sets = Sets(x=Box(0, 1) if self.weighting == "unit" else EVERYWHERE)
         problem, x0, y0, _, model = from_trees(f, g, start, net.layers, sets)
+
+        def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
+            return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
+
+        problem = replace(problem, validated=(("validation_error", validation_error),))
         population = Population.build(
             problem,
             upper=[Labelled(source.images[v], source.labels[v]) for v in validation],
@@ -187,12 +192,16 @@ class DataCleaning:
         def metrics(x: Array, y: Array) -> dict[str, Array]:
             return {"test_accuracy": classification.accuracy(net, model(y), *test), "roc_auc": roc_auc(x, right)}
 
-        def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
-            return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
-
         held = classification.holdings(source.labels, training=train, clean=validation)
-        validated = {"validation_error": validation_error}
-        return Task(population, x0, y0, metrics, strongly_convex=False, validated=validated, holdings=held)
+        return Task(
+            population,
+            x0,
+            y0,
+            metrics,
+            strongly_convex=False,
+            holdings=held,
+            truths=("roc_auc",),
+        )
 
     def dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""

@@ -14,7 +14,7 @@ classes that no client has, each with a classifier trained to the end.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -132,6 +132,13 @@ class FewShot:
         width = jax.eval_shape(features, blocks, source.images[:2]).shape[1]
         start = jnp.zeros((self.tasks, width, self.ways))
         problem, x0, y0, backbone, classifiers = from_trees(f, g, blocks, start)
+
+        def validation_error(x: Array, y: Array, rows: Tasks) -> Array:
+            blocks, heads = backbone(x), classifiers(y)
+            wrong = lambda images, labels, place: (features(blocks, images) @ heads[place]).argmax(1) != labels  # noqa: E731
+            return jnp.mean(over_tasks(wrong, rows))
+
+        problem = replace(problem, validated=(("validation_error", validation_error),))
         population = Population.build(problem, validation, train, batch_size=self.batch_size or None)
         known, asked, _ = self._tasks(source, unseen, self.test_tasks, (self.data_seed, len(held)))
         test = jax.tree.map(jnp.asarray, (known.images, known.labels, asked.images, asked.labels))
@@ -146,17 +153,11 @@ class FewShot:
 
             return {"test_accuracy": lax.map(unseen_task, test).mean()}
 
-        def validation_error(x: Array, y: Array, rows: Tasks) -> Array:
-            blocks, heads = backbone(x), classifiers(y)
-            wrong = lambda images, labels, place: (features(blocks, images) @ heads[place]).argmax(1) != labels  # noqa: E731
-            return jnp.mean(over_tasks(wrong, rows))
-
         columns, unit = (np.arange(len(source.group)), "class") if self._by_class else (source.group, "alphabet")
         names = [f"{c}" for c in columns] if self._by_class else list(source.groups)
         counts = np.stack([np.bincount(columns[d], minlength=len(names)) for d in drawn])
         shots = {"training": self.shots * counts, "validation": self.validation_shots * counts}
-        validated = {"validation_error": validation_error}
-        return Task(population, x0, y0, metrics, "local", validated=validated, holdings=Holdings(tuple(names), shots, unit))
+        return Task(population, x0, y0, metrics, "local", holdings=Holdings(tuple(names), shots, unit))
 
     @property
     def _by_class(self) -> bool:

@@ -172,4 +172,5 @@ class Quadratic:
             jnp.zeros(self.y_dimension),
             metrics,
             self.lower_level,
+            truths=("x_error", "y_error"),
         )

@@ -94,4 +94,11 @@ class Valley:
                 "y_error": jnp.linalg.norm(y - x),
             }
 
-        return Task(population, jnp.zeros(self.dimension), jnp.ones(self.dimension), metrics, strongly_convex=False)
+        return Task(
+            population,
+            jnp.zeros(self.dimension),
+            jnp.ones(self.dimension),
+            metrics,
+            strongly_convex=False,
+            truths=("x_error", "y_error"),
+        )

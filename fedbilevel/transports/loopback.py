@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedbilevel.remote import ClientRuntime
+from fedbilevel.runtime import ClientRuntime
 
 
 class Loopback:

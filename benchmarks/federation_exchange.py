@@ -1,0 +1,88 @@
+"""One exchange with four sites over TLS, ours against bare calls of the engine in the same job: `make bench-federation`.
+
+An exchange sends an array to every site and averages what comes back. Bytes are those of the sites' TCP connections to
+the server, TLS and all, against the floats that the run counts, four bytes each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fedbilevel.federation.job import JOB, write_job
+from fedbilevel.federation.provision import SERVER_CLASS, SITE_CLASS, found
+from fedbilevel.federation.supervise import Supervisor
+from fedbilevel.runs import RunFolder
+
+SITES = ["site-1", "site-2", "site-3", "site-4"]
+LIMIT = 300.0  # seconds
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
+        folder = Path(temporary) / "federation"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        federation = found(folder, SITES, "localhost", port)
+        for name in ("server", *SITES):
+            file = folder / name / "local" / "resources.json"
+            content = json.loads(file.read_text())
+            content["class_allow_list"] += ["exchange_job.ExchangeServer", "exchange_job.ExchangeSite"]
+            file.write_text(json.dumps(content))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedbilevel", "federation", "start", folder],
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        )
+        try:
+            results = measured(Supervisor(federation, print), Path(temporary), port)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    columns = ("array", "ours s", "bare s", "ratio", "counted MB", "on the wire MB", "ratio", "bare on the wire MB")
+    print("".join(f"{column:>{len(column) + 3}}" for column in columns))
+    for name, r in results.items():
+        times = r["ours seconds"], r["bare seconds"], r["ours seconds"] / r["bare seconds"]
+        sizes = r["counted"] / 1e6, r["ours bytes"] / 1e6, r["ours bytes"] / r["counted"], r["bare bytes"] / 1e6
+        values = name, *(f"{v:.4f}" for v in times), *(f"{v:.3f}" for v in sizes)
+        print("".join(f"{value:>{len(column) + 3}}" for column, value in zip(columns, values, strict=True)))
+
+
+def measured(supervisor: Supervisor, folder: Path, port: int) -> dict:
+    """What the job wrote."""
+    run = RunFolder(folder / "run")
+    run.path.mkdir()
+    (run.path / "config.json").write_text("{}")
+    job, out = folder / JOB, folder / "results.json"
+    write_job(job, run, SITES)
+    config = job / "app" / "config"
+    server = json.loads((config / "config_fed_server.json").read_text().replace(SERVER_CLASS, "exchange_job.ExchangeServer"))
+    server["components"][0]["args"] = {"out": str(out), "port": port}
+    (config / "config_fed_server.json").write_text(json.dumps(server))
+    client = (config / "config_fed_client.json").read_text().replace(SITE_CLASS, "exchange_job.ExchangeSite")
+    (config / "config_fed_client.json").write_text(client)
+    deadline = time.monotonic() + LIMIT
+    time.sleep(5)  # the server starts
+    with supervisor.session() as session:
+        while len(supervisor.connected(session)) < len(SITES):
+            time.sleep(0.5)
+        number = session.submit_job(str(job))
+        while not out.exists():
+            ended = str(session.get_job_meta(number).get("status", "")).startswith("FINISHED")
+            if time.monotonic() > deadline or (ended and not out.exists()):
+                logs = (folder / "federation" / "server" / "console.txt").read_text()
+                raise RuntimeError(f"the job gave no results; the end of the server's log:\n{logs[-6000:]}")
+            time.sleep(0.5)
+        return json.loads(out.read_text())
+
+
+if __name__ == "__main__":
+    main()

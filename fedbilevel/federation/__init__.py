@@ -1,0 +1,1 @@
+"""Real federations: one process per site, over mutual TLS, on NVIDIA FLARE."""

@@ -1,0 +1,96 @@
+"""A federation on this machine that cleans the digits' labels, and the same run simulated beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation.provision import Federation, found
+
+SITES = [f"hospital-{m}" for m in range(1, 5)]
+RUN = ["data-cleaning", "fedbioacc", "--rounds", "201", "--every", "20"]
+DOUBLE = {"JAX_ENABLE_X64": "1"}  # in single precision the two runs' roundings part after some fifty rounds
+TOLERANCE = 1e-5
+CONNECTING = 60.0  # seconds
+
+
+def demonstrate(folder: Path, say: Callable[[str], None]) -> None:
+    """Found and start a federation in a folder, run there and here, compare; `InputError` if the numbers differ."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shutil.rmtree(folder / "federation", ignore_errors=True)
+    federation = found(folder / "federation", SITES, "localhost", port)
+    say(f"A server and {len(SITES)} sites, each a process of its own, over mutual TLS on 127.0.0.1:{port}.")
+    say("Both runs are in double precision, so that rounding does not hide whether they are the same.\n")
+    with _started(federation):
+        _command("run", *RUN, "--federation", federation.folder, "--out", folder / "deployed", "--force")
+    say("\nThe same run, simulated in one process:")
+    _command("run", *RUN, "--knob", f"clients={len(SITES)}", "--out", folder / "simulated", "--force")
+    deployed, simulated = (_rows(folder / kind / "fedbioacc") for kind in ("deployed", "simulated"))
+    counted, difference = _compared(deployed, simulated)
+    say(f"\nRounds and traffic are equal in all {len(deployed)} rows of metrics; the other {counted} numbers differ by at most")
+    say(f"{difference:.1e} of their size.")
+    if difference > TOLERANCE:
+        raise InputError(f"that is more than {TOLERANCE:g}: the federation's numbers are not the simulated ones")
+    say("The federation's numbers are the simulated run's.")
+
+
+@contextmanager
+def _started(federation: Federation) -> Iterator[None]:
+    """Within it, the federation's processes run."""
+    with (federation.folder / "start.txt").open("wb") as out:
+        process = subprocess.Popen([*COMMAND, "federation", "start", federation.folder], stdout=out, stderr=out)
+    try:
+        _await_sites(federation)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _await_sites(federation: Federation) -> None:
+    deadline = time.monotonic() + CONNECTING
+    while True:
+        done = subprocess.run([*COMMAND, "federation", "status", federation.folder], capture_output=True, text=True)
+        if done.returncode == 0 and "not connected" not in done.stdout:
+            return
+        if time.monotonic() > deadline:
+            raise InputError(f"not all sites connected within {CONNECTING:.0f} s: read {federation.folder / 'start.txt'}")
+        time.sleep(0.5)
+
+
+COMMAND: list[str | Path] = [sys.executable, "-m", "fedbilevel"]
+
+
+def _command(*arguments: str | Path) -> None:
+    if subprocess.run([*COMMAND, *arguments], env={**os.environ, **DOUBLE}).returncode != 0:
+        raise InputError(f"'fedbilevel {' '.join(map(str, arguments))}' failed: see above")
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[int, float]:
+    """How many numbers were compared, and the largest difference relative to their size; the counters must be equal."""
+    differences = []
+    for a, b in zip(ours, theirs, strict=True):
+        for name in b:
+            if name in ("step", "rounds", "floats_up", "floats_down"):
+                if a[name] != b[name]:
+                    raise InputError(f"{name} is {a[name]} on the federation and {b[name]} in the simulation")
+            elif name != "seconds":
+                differences.append(abs(a[name] - b[name]) / max(abs(b[name]), 1e-12))
+    return len(differences), max(differences)

@@ -1,0 +1,69 @@
+"""A run as a job of the engine: what is submitted, and the two small files by which supervisor and job talk.
+
+job.json    in the run folder, written by the job: that all its sites have begun, or that it has ended, and why
+stop        in the run folder, written by the supervisor: stop after the next checkpoint
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
+from fedbilevel.runs import RunFolder, write_atomically
+
+STATUS, STOP = "job.json", "stop"
+SYNC_SECONDS = 120  # how long sites may take to start their part of a job
+JOB = "fedbilevel"
+
+
+def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
+    """The job that runs a run folder's experiment, as files for the engine: names of installed classes, and no code."""
+    server = {
+        "format_version": 2,
+        "workflows": [
+            {
+                "id": "controller",
+                "path": CONTROLLER_CLASS,
+                "args": {"server_obj_id": "server", "collab_obj_ids": [], "sync_task_timeout": SYNC_SECONDS},
+            }
+        ],
+        "components": [
+            {
+                "id": "server",
+                "path": SERVER_CLASS,
+                "args": {"folder": str(folder.path.resolve()), "identity": folder.identity, "sites": list(sites)},
+            }
+        ],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [
+            {"tasks": ["*"], "executor": {"path": EXECUTOR_CLASS, "args": {"client_obj_id": "site", "collab_obj_ids": []}}}
+        ],
+        "components": [{"id": "site", "path": SITE_CLASS, "args": {}}],
+    }
+    meta = {"name": JOB, "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    config = path / "app" / "config"
+    config.mkdir(parents=True)
+    for file, content in (
+        (config / "config_fed_server.json", server),
+        (config / "config_fed_client.json", client),
+        (path / "meta.json", meta),
+    ):
+        file.write_text(json.dumps(content, indent=2))
+
+
+def write_status(folder: Path, status: dict[str, Any]) -> None:
+    """Tell the supervisor how the job is doing."""
+    write_atomically(folder / STATUS, json.dumps(status).encode())
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What the job said last; nothing if it has not come so far."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((folder / STATUS).read_bytes())
+    return {}

@@ -1,0 +1,153 @@
+"""The processes of a federation on this machine: started, restarted when they die, and all gone when we are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
+
+RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
+MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
+CONSOLE_SIZE = 50 << 20  # bytes after which a fresh one is begun at the next start
+GRACE = 5.0  # seconds that processes get to end by themselves
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class KitProcess:
+    """The engine's process for one kit, which starts further ones for each job."""
+
+    def __init__(self, kit: Path):
+        if not (kit / "startup").is_dir():
+            raise InputError(f"{kit} is not a start-up kit: give the folder that holds it, and its name with --site")
+        if re.search(r"\s", str(kit)):
+            raise InputError(f"the kit {str(kit)!r} has a space in its path, which the engine cannot take: move it")
+        self.kit, self.name = kit.resolve(), kit.name
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; all that it and its jobs log goes to `console.txt` in its kit."""
+        console_file = self.kit / "console.txt"
+        if console_file.exists() and console_file.stat().st_size > CONSOLE_SIZE:
+            console_file.replace(console_file.with_name("console.old.txt"))
+        (self.kit / "tmp").mkdir(exist_ok=True)
+        (self.kit / "transfer").mkdir(exist_ok=True)
+        if self.name == SERVER:
+            _keep_storage_inside(self.kit)
+        kind = "server" if self.name == SERVER else "client"
+        options = ["secure_train=true", f"org={ORGANISATION}", "config_folder=config"]
+        options += [f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"] if kind == "client" else []
+        with console_file.open("ab") as console:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-u", "-m", MODULES[kind]),
+                    *("-m", str(self.kit), "-s", f"fed_{kind}.json", "--set", *options),
+                ],
+                cwd=self.kit,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(self.kit / "tmp")},
+                start_new_session=True,  # Ctrl-C is for us; we then stop it in order
+                preexec_fn=_die_with_parent,
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        assert self._process is not None
+        return self._process.pid
+
+
+def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
+    """Keep the kits' processes running until SIGINT or SIGTERM; then stop them all. One that keeps dying is given up."""
+    deaths: dict[KitProcess, list[float]] = {kit: [] for kit in kits}
+    with _signals() as stopped, _nothing_left():
+        for kit in kits:
+            kit.start()
+        while not stopped():
+            time.sleep(0.2)
+            for kit in [kit for kit in deaths if not kit.alive]:
+                now = time.monotonic()
+                deaths[kit] = [*(t for t in deaths[kit] if now - t < WITHIN), now]
+                if len(deaths[kit]) >= RESTARTS:
+                    del deaths[kit]
+                    trouble = f"{kit.name} ended {RESTARTS} times in {WITHIN:.0f} s: read {kit.kit / 'console.txt'}"
+                    if not deaths:
+                        raise InputError(trouble)
+                    say(trouble)
+                    continue
+                say(f"{kit.name} ended; starting it again")
+                _end([p for p in psutil.Process().children(recursive=True) if _of(p, kit.kit)])
+                kit.start()
+
+
+def _of(process: psutil.Process, kit: Path) -> bool:
+    """Whether a process works for a kit."""
+    with contextlib.suppress(psutil.Error):
+        return str(kit) in process.cmdline()
+    return False
+
+
+def _keep_storage_inside(kit: Path) -> None:
+    """Have the server keep its jobs in its kit and not in a folder that others share."""
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text())
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "storage" / "snapshots")
+    for component in resources["components"]:
+        if component["id"] == "job_manager":
+            component["args"]["uri_root"] = str(kit / "storage" / "jobs")
+    file.write_text(json.dumps(resources, indent=2) + "\n")
+
+
+def _die_with_parent() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Callable[[], bool]]:
+    """Within it, SIGINT and SIGTERM are noted instead of acting."""
+    seen: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _nothing_left() -> Iterator[None]:
+    """At its end all processes that were started within it are gone, and theirs too, however they were orphaned."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed process come to us
+    try:
+        yield
+    finally:
+        _end(psutil.Process().children(recursive=True))
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for act in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                act(process)
+        _, processes = psutil.wait_procs(processes, GRACE)

@@ -1,0 +1,203 @@
+"""Start-up kits: what the server, every site and the researcher get on the day a federation is founded.
+
+    FOLDER/federation.toml      what was founded: host, port, sites
+    FOLDER/server               the server's kit
+    FOLDER/<site>               a site's kit; `local/site.toml` in it is the site's own and says what data it has
+    FOLDER/admin                the researcher's kit, which may start runs
+    FOLDER/authority            the key that signs certificates: keep it offline
+
+A kit holds a certificate and its key, so each goes to its owner and to nobody else. Every kit refuses jobs that ship
+code, allows the classes named here and no others beyond the engine's own list, and sends no logs to the server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation.engine import require_flare
+
+ADMIN = "admin@fedbilevel.org"  # the engine wants an address; no mail is ever sent
+ORGANISATION = "fedbilevel"
+SERVER, ADMINISTRATOR, AUTHORITY = "server", "admin", "authority"
+RESERVED = (SERVER, ADMINISTRATOR, AUTHORITY)
+DEFAULT_PORT = 8002
+HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's signs of life, and after which a silent one is gone
+CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines for each call, which runs make by the thousand
+
+SERVER_CLASS = "fedbilevel.federation.server.ExperimentServer"
+SITE_CLASS = "fedbilevel.federation.site.Site"
+CONTROLLER_CLASS = "nvflare.collab.runtime.controller.CollabController"
+EXECUTOR_CLASS = "nvflare.collab.runtime.executor.CollabExecutor"
+CLASSES = {"server": (SERVER_CLASS, CONTROLLER_CLASS), "site": (SITE_CLASS, EXECUTOR_CLASS)}
+
+RIGHTS = {  # of the one role there is; nobody may ship code or run shell commands
+    "submit_job": "any",
+    "manage_job": "any",
+    "view": "any",
+    "operate": "any",
+    "clone_job": "none",
+    "download_job": "none",
+    "shell_commands": "none",
+    "byoc": "none",
+}
+
+SITE_TOML = """\
+# What data this site has. It stays here: nothing of this file is sent anywhere, but for the task and the knobs
+# below in the line that refuses a run.
+
+task = "data-cleaning"        # the task whose losses this site computes; runs of other tasks are refused
+loader = "share"              # share: this site's share of the task's simulated clients (for trials)
+                              # files: an .npz with arrays upper_<field> and lower_<field>, a row per sample
+                              # function: module:name of a function of yours that returns (upper rows, lower rows)
+client = {number}                    # share: which of the simulated clients this site is
+# path = "rows.npz"           # files: relative to this file
+# function = "mine:rows"      # function
+
+[knobs]                       # settings of the task that this site insists on; a run with others is refused
+# clients = {sites}
+"""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A founded federation, as its folder describes it."""
+
+    folder: Path
+    host: str
+    port: int
+    sites: tuple[str, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Federation:
+        """From its folder; `InputError` if that holds none."""
+        file = folder / "federation.toml"
+        try:
+            content = tomllib.loads(file.read_text())
+            return cls(folder, content["host"], content["port"], tuple(content["sites"]))
+        except FileNotFoundError:
+            raise InputError(f"{folder} holds no federation: make one with 'fedbilevel federation init {folder}'") from None
+        except (tomllib.TOMLDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
+            raise InputError(f"{file} is damaged ({error}): restore it from where the federation was founded") from None
+
+    def write(self) -> None:
+        """Its description, into its folder."""
+        lines = [f"host = {json.dumps(self.host)}", f"port = {self.port}", f"sites = {json.dumps(list(self.sites))}"]
+        (self.folder / "federation.toml").write_text("\n".join(lines) + "\n")
+
+    @property
+    def admin(self) -> Path:
+        """The researcher's kit."""
+        return self.folder / ADMINISTRATOR
+
+
+def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_PORT) -> Federation:
+    """Make certificates and start-up kits in a new folder; `InputError` if something given cannot be used."""
+    require_flare()
+    folder = folder.resolve()
+    _check(folder, sites, host, port)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    try:
+        kits, state = _provisioned(folder / ".new", sites, host, port)
+        (kits / ADMIN).rename(folder / ADMINISTRATOR)
+        (kits / host).rename(folder / SERVER)
+        state.rename(folder / AUTHORITY)
+        for site in sites:
+            (kits / site).rename(folder / site)
+        _lock_down(folder / SERVER, CLASSES["server"])
+        for number, site in enumerate(sites):
+            _lock_down(folder / site, CLASSES["site"])
+            (folder / site / "local" / "site.toml").write_text(SITE_TOML.format(number=number, sites=len(sites)))
+    except BaseException:
+        for name in (SERVER, ADMINISTRATOR, AUTHORITY, *sites):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(folder / ".new", ignore_errors=True)
+    federation = Federation(folder, host, port, tuple(sites))
+    federation.write()
+    for path in folder.rglob("*"):
+        os.chmod(path, 0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)
+    return federation
+
+
+def _check(folder: Path, sites: Sequence[str], host: str, port: int) -> None:
+    if re.search(r"\s", str(folder)):
+        raise InputError(f"the folder {str(folder)!r} has a space in its path, which the engine cannot take: choose another")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder: choose another")
+    for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in RESERVED:
+            raise InputError(f"{site!r} cannot be a site's name: use letters, digits and -, and none of {', '.join(RESERVED)}")
+    if len(set(sites)) < len(sites) or not sites:
+        raise InputError(f"--sites needs one or more different names; given: {','.join(sites)}")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host):
+        raise InputError(f"--host must be the name or address by which the sites reach the server; given: {host}")
+    if host in sites:
+        raise InputError(f"--host and a site are both called {host}: rename the site")
+    if not 1 <= port <= 65535:
+        raise InputError(f"--port must be from 1 to 65535; given: {port}")
+
+
+def _provisioned(workspace: Path, sites: Sequence[str], host: str, port: int) -> tuple[Path, Path]:
+    """The engine's kits and the state of its certificate authority."""
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.entity import Project
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.impl.signature import SignatureBuilder
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provisioner import Provisioner
+
+    project = Project(name="fedbilevel", description="", props={"api_version": 3, "name": "fedbilevel"})
+    project.set_server(host, ORGANISATION, {"fed_learn_port": port, "admin_port": port})
+    for site in sites:
+        project.add_client(site, ORGANISATION, {"allow_log_streaming": False})
+    project.add_admin(ADMIN, ORGANISATION, {"role": "project_admin"})
+    builders = [
+        WorkspaceBuilder(),
+        StaticFileBuilder(config_folder="config", scheme="tcp", require_signed_jobs=True),
+        CertBuilder(),
+        SignatureBuilder(),
+    ]
+    context = Provisioner(str(workspace), builders).provision(project, logger=_Silent())
+    if context.get(CtxKey.BUILD_ERROR):
+        raise InputError(f"the engine could not make the kits: {'; '.join(map(str, context.get(CtxKey.ERRORS, [])))}")
+    return workspace / "fedbilevel" / "prod_00", workspace / "fedbilevel" / "state"
+
+
+class _Silent:
+    """What the engine says while it makes kits; errors come back in its context."""
+
+    def debug(self, message: str) -> None:
+        """Nothing."""
+
+    info = warning = error = debug
+
+
+def _lock_down(kit: Path, classes: Sequence[str]) -> None:
+    """Allow the classes that an experiment needs, refuse shipped code, and send no logs."""
+    local = kit / "local"
+    resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text())
+    resources["class_allow_list"] = [*resources["class_allow_list"], *classes]
+    resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
+    for server in resources.get("servers", []):
+        server["heart_beat_timeout"] = HEARTBEAT_TIMEOUT
+    for component in resources["components"]:
+        if component["id"] == "job_scheduler":
+            component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
+    logs: dict[str, Any] = json.loads((local / "log_config.json.default").read_text())
+    logs["loggers"][CALLS] = {"level": "WARNING"}
+    (local / "log_config.json").write_text(json.dumps(logs, indent=2) + "\n")
+    (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")
+    policy = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
+    (local / "authorization.json").write_text(json.dumps(policy, indent=2) + "\n")

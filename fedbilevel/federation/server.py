@@ -1,0 +1,107 @@
+"""The server's part of a job: runs the experiment of a run folder, with the sites of the job as its clients."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+from nvflare.collab import collab
+
+from fedbilevel.configuration import Configuration
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.experiment import Experiment, Snapshot
+from fedbilevel.federation.compiled import keep_compiled
+from fedbilevel.federation.engine import documented
+from fedbilevel.federation.job import STOP, write_status
+from fedbilevel.remote import RemoteFederation
+from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.signatures import signatures
+from fedbilevel.tasks.base import Task
+from fedbilevel.transports.flare import Flare
+
+CHECKPOINT_SECONDS = 3.0  # a job that died costs more than a process: its sites must start again
+logger = logging.getLogger(__name__)
+
+
+class ExperimentServer:
+    """What the engine makes of a job at the server."""
+
+    def __init__(self, folder: str, identity: str, sites: list[str]):
+        self.folder, self.identity, self.sites = folder, identity, sites
+
+    @documented(collab.main)
+    def run(self) -> None:
+        """Run from the checkpoint, or from the start, to the end; how it went is in the run folder."""
+        folder = RunFolder(Path(self.folder))
+        if folder.identity != self.identity:
+            raise InputError(f"{folder.path} holds another run than the job is for: submit it again")
+        jax.config.update("jax_enable_x64", folder.configuration.precision == "float64")
+        keep_compiled(Path(collab.workspace.get_root_dir()))
+        present = {proxy.name: proxy for proxy in collab.clients}
+        numbers = {self.sites.index(name): proxy for name, proxy in present.items() if name in self.sites}
+        transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout)
+        ended: dict[str, Any] = {}
+        try:
+            experiment = self._experiment(folder.configuration, transport)
+            write_status(folder.path, {"begun": True})
+            self._execute(folder, experiment)
+        except Diverged as error:
+            logger.warning("%s", error)
+        except (InputError, RuntimeError, OSError) as error:
+            logger.error("the run stopped: %s", error)
+            ended = {"error": str(error), "final": isinstance(error, InputError)}
+        finally:
+            write_status(folder.path, {"ended": True, **ended})
+
+    def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
+        stop = StopRequest()
+
+        def observe(moment: Snapshot) -> None:
+            if (folder.path / STOP).exists() or collab.is_aborted:
+                stop.signum = signal.SIGINT
+
+        try:
+            folder.execute(stop, observe, CHECKPOINT_SECONDS, experiment)
+        except Interrupted:
+            logger.info("stopped as asked, after a checkpoint")
+
+    def _experiment(self, configuration: Configuration, transport: Flare) -> Experiment:
+        """What the configuration describes, once the sites have begun with it."""
+        experiment = configuration.experiment()
+        task, population = experiment.task, experiment.task.population
+        if population.size != len(self.sites):
+            raise InputError(f"the task has {population.size} clients and the federation {len(self.sites)} sites")
+        common = {
+            **{name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")},
+            "identity": self.identity,
+        }
+        beginnings: dict[int, dict[str, Any]] = {
+            m: {**common, "number": m, "weight": float(w) * population.size} for m, w in enumerate(population.weights)
+        }
+        replies, errors = transport.call("begin", {m: json.dumps(b).encode() for m, b in beginnings.items()})
+        for error in errors.values():
+            if "InputError" in error:
+                raise InputError(error)
+            logger.warning("%s", error)
+        if not replies:
+            raise RuntimeError(f"no site takes part; {next(iter(errors.values()))}")
+        if any(json.loads(reply)["own_data"] for reply in replies.values()):
+            task = _without_truths(task)
+        known = signatures(experiment.algorithm, population, task.x, task.y)
+        sets = population.problem.sets
+        federation = RemoteFederation(
+            transport, population.weights, experiment.participation, sets, known, population.problem.measures
+        )
+        return dataclasses.replace(experiment, task=task, federation=federation)
+
+
+def _without_truths(task: Task) -> Task:
+    """The task without the metrics that only simulated data can have."""
+    return dataclasses.replace(
+        task, metrics=lambda x, y: {name: value for name, value in task.metrics(x, y).items() if name not in task.truths}
+    )

@@ -1,0 +1,98 @@
+"""A site of a federation: takes part in runs with its own data, and tells the server nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+from nvflare.collab import collab
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError, NotFinite
+from fedbilevel.federation.compiled import keep_compiled
+from fedbilevel.federation.data import SiteData
+from fedbilevel.federation.engine import documented
+from fedbilevel.federation.vault import DiskVault
+from fedbilevel.registry import find
+from fedbilevel.runtime import ClientRuntime
+from fedbilevel.signatures import signatures
+
+logger = logging.getLogger(__name__)
+
+Reply = list  # [True, bytes] or [False, a line that says why not]
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Within it, what is wrong with the site's own files is for its log alone: the line could name them."""
+    try:
+        yield
+    except InputError as error:
+        logger.error("this site cannot take part: %s", error)
+        raise InputError("this site could not load its data; its log says why") from None
+
+
+class Site:
+    """What the engine makes of a job at a site; its two published methods are all that the server can call."""
+
+    def __init__(self) -> None:
+        self._runtime: ClientRuntime | None = None
+        self._one_at_a_time = threading.Lock()
+
+    @documented(collab.init)
+    def prepare(self) -> None:
+        """Find the site's own folder."""
+        self._kit = Path(collab.workspace.get_root_dir())
+
+    @documented(collab.publish)
+    def begin(self, request: bytes) -> Reply:
+        """Take part in a run: the server says which, and whether the site's data are its own is answered."""
+        return self._guarded(lambda: self._begin(request))
+
+    @documented(collab.publish)
+    def answer(self, request: bytes) -> Reply:
+        """Answer one request of the run."""
+        return self._guarded(lambda: self._answer(request))
+
+    def _guarded(self, work: Callable[[], bytes]) -> Reply:
+        """No traceback leaves the site: a refusal is one line, and any other failure no more than its kind."""
+        with self._one_at_a_time:
+            try:
+                return [True, work()]
+            except (InputError, NotFinite) as error:
+                logger.warning("refused: %s", error)
+                return [False, f"{type(error).__name__}: {error}"]
+            except Exception as error:
+                logger.exception("a request failed")
+                return [False, f"{type(error).__name__} at the site: its log says more"]
+
+    def _begin(self, request: bytes) -> bytes:
+        try:
+            run = json.loads(request)
+            name, number, weight = str(run["algorithm"]), int(run["number"]), float(run["weight"])
+            knobs, values, precision, identity = run["knobs"], run["hyperparameters"], run["precision"], str(run["identity"])
+            task_name = str(run["task"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"this is not the beginning of a run ({type(error).__name__}): refused") from None
+        jax.config.update("jax_enable_x64", precision == "float64")
+        keep_compiled(self._kit)
+        with _unsaid():
+            own = SiteData.read(self._kit / "local" / "site.toml")
+        own.agree(task_name, knobs)
+        with _unsaid():
+            task, population = own.load(knobs)
+        algorithm = find(ALGORITHMS, "algorithm", name).configure(name, values)
+        known = signatures(algorithm, population, task.x, task.y)
+        self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskVault(self._kit / "kept", identity))
+        logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)
+        return json.dumps({"own_data": own.loader != "share"}).encode()
+
+    def _answer(self, request: bytes) -> bytes:
+        if self._runtime is None:
+            raise InputError("no run has begun here: refused")
+        return self._runtime.answer(request)

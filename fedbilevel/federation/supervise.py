@@ -1,0 +1,189 @@
+"""Runs on a federation: submitted as jobs, followed in their run folders, and submitted again when a job dies."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.experiment import COUNTERS, Snapshot
+from fedbilevel.federation.engine import require_flare
+from fedbilevel.federation.job import JOB, STATUS, STOP, read_status, write_job
+from fedbilevel.federation.provision import ADMIN, Federation
+from fedbilevel.runs import RunFolder, StopRequest
+from fedbilevel.traffic import Totals
+
+POLL = 0.5  # seconds between two looks at a job
+RETURN = 5.0  # seconds between two looks for sites that came back
+CONNECT = 10.0  # seconds in which the server must answer
+GATHER = 30.0  # seconds that sites get to connect before a run goes on without them
+STOPPING = 60.0  # seconds that a job gets to stop after its checkpoint
+DEATHS = 3  # jobs in a row that die before a checkpoint
+
+
+class Supervisor:
+    """The researcher's side of a federation."""
+
+    def __init__(self, federation: Federation, say: Callable[[str], None]):
+        self.federation, self._say = federation, say
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Any]:
+        """A connection to the server with the researcher's certificate; `InputError` if it does not answer."""
+        require_flare()
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
+        (self.federation.admin / "transfer").mkdir(exist_ok=True)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # the engine greets
+                session = new_secure_session(ADMIN, str(self.federation.admin.resolve()), timeout=CONNECT)
+        except Exception as error:
+            raise InputError(self._silent(error)) from None
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def connected(self, session: Any) -> list[str]:
+        """The sites that are connected, in the federation's order."""
+        names = {client.name for client in session.get_system_info().client_info}
+        return [site for site in self.federation.sites if site in names]
+
+    def running(self, session: Any) -> list[str]:
+        """The jobs that have not ended."""
+        return [j["job_id"] for j in session.list_jobs() if not str(j.get("status", "")).startswith("FINISHED")]
+
+    def run(self, folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
+        """Bring a run to its end, with as many jobs as that takes. Raises `Diverged` or `Interrupted`."""
+        deaths, seen = 0, _Seen(observe)
+        with self.session() as session:
+            while folder.result is None:
+                before = _progress(folder)
+                ended = self._job(session, folder, stop, seen)
+                stop.check()
+                if folder.result is not None:
+                    break
+                status = read_status(folder.path)
+                reason = status.get("error", ended)
+                deaths = 0 if _progress(folder) > before else deaths + 1
+                if status.get("final") or deaths >= DEATHS:
+                    logs = self.federation.folder / "server" / "console.txt"
+                    raise InputError(f"the run stopped: {reason}; mend that ({logs} says more), then resume it")
+                self._say(f"the job ended early ({reason}); going on from the last checkpoint")
+        result = folder.result or {}
+        if result["status"] == "diverged":
+            raise Diverged(str(result["reason"]))
+
+    def _job(self, session: Any, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
+        """One job, until it or the run ends: how the job ended."""
+        for name in (STATUS, STOP):
+            (folder.path / name).unlink(missing_ok=True)
+        self._gather(session, stop)
+        if stop.signum is not None:
+            return "stopped"
+        with TemporaryDirectory(dir=self.federation.admin) as temporary, self._told():
+            self._tidy(session)
+            write_job(Path(temporary) / JOB, folder, self.federation.sites)
+            job = session.submit_job(str(Path(temporary) / JOB))
+        back: list[str] = []
+        status, looked, stopping = "", time.monotonic(), math.inf
+        while not status.startswith("FINISHED"):
+            time.sleep(POLL)
+            seen.look(folder)
+            now, said = time.monotonic(), read_status(folder.path)
+            if said.get("ended") or now - stopping > STOPPING:
+                with contextlib.suppress(Exception):  # nothing is left to do there, but the engine waits for lost sites
+                    session.abort_job(job)
+                break
+            with self._told():
+                status = str(session.get_job_meta(job).get("status", ""))
+                if said.get("begun") and now - looked > RETURN and not back:
+                    back, looked = self._back(session, job), now
+            if (stop.signum is not None or back) and stopping == math.inf:
+                stopping = now
+                (folder.path / STOP).touch()
+        seen.look(folder)
+        (folder.path / STOP).unlink(missing_ok=True)
+        return f"{' and '.join(back)} came back" if back else status.removeprefix("FINISHED:").lower().replace("_", " ")
+
+    def _back(self, session: Any, job: str) -> list[str]:
+        """The sites that are connected and have no part in a running job: a site that was restarted cannot rejoin it."""
+        parts: dict[str, set[str]] = {}
+        for part in session.get_client_job_status():
+            known = parts.setdefault(part["client_name"], set())
+            known.add(part.get("job_id", part.get("status", "")))
+        running = any(job in known for known in parts.values())
+        return [s for s in self.federation.sites if running and s in parts and job not in parts[s] and _well(parts[s])]
+
+    def _gather(self, session: Any, stop: StopRequest) -> None:
+        """Wait until all sites are connected, or as long as they get."""
+        deadline = time.monotonic() + GATHER
+        while stop.signum is None:
+            with self._told():
+                there = self.connected(session)
+            absent = [site for site in self.federation.sites if site not in there]
+            if not absent:
+                return
+            if time.monotonic() > deadline:
+                if not there:
+                    raise InputError("no site is connected: start them with 'fedbilevel federation start'")
+                self._say(f"going on without {', '.join(absent)}: not connected")
+                return
+            time.sleep(POLL)
+
+    def _tidy(self, session: Any) -> None:
+        """Have the engine forget jobs that ended: their results are in run folders."""
+        for job in session.list_jobs():
+            if str(job.get("status", "")).startswith("FINISHED"):
+                with contextlib.suppress(Exception):  # another researcher may have done it
+                    session.delete_job(job["job_id"])
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Within it, a server that does not answer is said in one line."""
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(self._silent(error)) from None
+
+    def _silent(self, error: Exception) -> str:
+        f, said = self.federation, " ".join(str(error).split())
+        return f"the server at {f.host}:{f.port} does not answer ({type(error).__name__}: {said}): start it, then resume"
+
+
+class _Seen:
+    """Shows the rows of a run's metrics as they appear, each once, also where a job repeats some."""
+
+    def __init__(self, observe: Callable[[Snapshot], None]):
+        self._observe, self._last = observe, -1
+
+    def look(self, folder: RunFolder) -> None:
+        for row in folder.rows():
+            if row["step"] > self._last:
+                self._last = row["step"]
+                step, *totals, seconds = (row[name] for name in COUNTERS)
+                metrics = {name: value for name, value in row.items() if name not in COUNTERS}
+                self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics))
+
+
+def _well(jobs: set[str]) -> bool:
+    """Whether a site that said this about its jobs has no trouble of its own."""
+    return not any("error" in job or "timeout" in job for job in jobs)
+
+
+def _progress(folder: RunFolder) -> float:
+    """When the last checkpoint was written."""
+    file = folder.path / "checkpoint"
+    return file.stat().st_mtime if file.exists() else 0.0

@@ -1,0 +1,118 @@
+"""The client's side of a deployed federation: answers requests with its own data, and keeps what it is told to keep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbilevel import exact, wire
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.clients import is_client_function
+from fedbilevel.errors import InputError
+from fedbilevel.expressions import EXPRESSIONS, Call, Kept, Measures, Part, Save, Saved, Store
+from fedbilevel.population import Population
+from fedbilevel.problem import Tree
+from fedbilevel.signatures import Signatures, check_arguments, check_finite
+
+
+class Vault(Protocol):
+    """Where a client's values outlive its process."""
+
+    def save(self, step: int, data: bytes, keep: int) -> None:
+        """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+
+    def load(self, step: int) -> bytes:
+        """The data of a step; `InputError` if there are none."""
+
+
+class ClientRuntime:
+    """One client. Where signatures are given, calls of any other shape are refused."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        population: Population,
+        m: int,
+        weight: float = 1.0,
+        signatures: Signatures | None = None,
+        vault: Vault | None = None,
+    ):
+        self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
+        self._signatures, self._vault = signatures, vault
+        self._named = wire.named_tuples(type(algorithm))
+        self._kept: dict[int, Tree] = {}
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a request; `InputError` or `NotFinite` if it asks for what a client does not do."""
+        request = wire.decode(data, EXPRESSIONS | self._named)
+        for slot in request.forget:
+            self._kept.pop(slot, None)
+        result = self._evaluate(request.expression)
+        return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
+
+    def _evaluate(self, expression: Any) -> Tree:
+        match expression:
+            case Kept(slot=slot):
+                return self._recalled(slot)
+            case Store(value=value, slot=slot):
+                check_finite("a value to keep", value)
+                self._kept[slot] = value
+                return value
+            case Part(of=of, path=path):
+                value = self._evaluate(of)
+                for index in path:
+                    value = value[index]
+                return value
+            case Call(function=name, key=key, args=args, slot=slot):
+                value = self._call(name, key, [self._evaluate(a) for a in args])
+                if slot is not None:
+                    self._kept[slot] = value
+                return value
+            case Measures(x=x, y=y):
+                return _measures(self._population, self._evaluate(x), self._evaluate(y))
+            case Save(step=step, values=values, keep=keep):
+                kept = [jax.tree.map(np.asarray, self._evaluate(v)) for v in values]
+                self._disk.save(step, wire.encode(kept), keep)
+                return None
+            case Saved(step=step, place=place, slot=slot):
+                self._kept[slot] = wire.decode(self._disk.load(step), self._named)[place]
+                return self._kept[slot]
+            case list():
+                return [self._evaluate(e) for e in expression]
+            case _:
+                check_finite("an argument", expression)
+                return expression
+
+    def _recalled(self, slot: int) -> Tree:
+        if slot not in self._kept:
+            raise InputError(f"nothing is kept here under the number {slot}: this client started after it was computed")
+        return self._kept[slot]
+
+    def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
+        if not is_client_function(getattr(self._algorithm, name, None)):
+            raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
+        if self._signatures is not None:
+            check_arguments(self._signatures, name, tuple(args))
+        return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
+
+    @property
+    def _disk(self) -> Vault:
+        if self._vault is None:
+            raise InputError("this client has nowhere to save values: give it a vault")
+        return self._vault
+
+
+@partial(jax.jit, static_argnames="name")
+def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
+    population, m, weight = own
+    client = population.alone(jax.random.fold_in(jax.random.wrap_key_data(key), m), weight, m)
+    return getattr(algorithm, name)(client, *args)
+
+
+@jax.jit
+def _measures(population: Population, x: Array, y: Array) -> Array:
+    return exact.measures(population, x, y)

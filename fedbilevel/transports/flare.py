@@ -1,0 +1,86 @@
+"""Requests to sites through NVIDIA FLARE's Collab API: one call per site and round, all at the same time.
+
+A site that has not answered in time is left out, and not asked again before it has: its answer to the old request is
+thrown away when it comes. What goes wrong at a site comes back as one line, never as a traceback, which could
+quote data.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any
+
+from nvflare.collab import CollabCallError
+
+LONGEST_CALL = 24 * 3600.0  # seconds; the rounds have a shorter limit of their own
+Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
+
+
+class Flare:
+    """The sites of a running job, by client number; those without a proxy are not connected."""
+
+    def __init__(self, proxies: Mapping[int, Any], names: Mapping[int, str], timeout: float):
+        self._names, self._timeout = names, timeout
+        self._lines = {m: _Line(proxy, names[m]) for m, proxy in proxies.items()}
+        self._late: dict[int, Future[Answer]] = {}
+
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Send each site its request at the same time: the replies, and for the others what went wrong."""
+        return self.call("answer", requests)
+
+    def call(self, method: str, requests: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """The same, for any method that sites publish."""
+        self._late = {m: future for m, future in self._late.items() if not future.done()}
+        errors = {m: f"{self._names[m]} is not connected" for m in requests if m not in self._lines}
+        errors |= {m: f"{self._names[m]} has not yet answered an earlier request" for m in requests if m in self._late}
+        futures = {m: self._lines[m].call(method, request) for m, request in requests.items() if m not in errors}
+        wait(futures.values(), self._timeout)
+        replies: dict[int, bytes] = {}
+        for m, future in futures.items():
+            if not future.done():
+                self._late[m] = future
+                errors[m] = f"{self._names[m]} did not answer within {self._timeout:g} s"
+                continue
+            done, value = future.result()
+            if done:
+                replies[m] = value
+            else:
+                errors[m] = value
+        return replies, errors
+
+
+class _Line:
+    """One site: a thread that calls it, which does not keep the process alive when the site never answers."""
+
+    def __init__(self, proxy: Any, name: str):
+        self._proxy, self._name = proxy, name
+        self._calls: SimpleQueue[tuple[str, bytes, Future[Answer]]] = SimpleQueue()
+        threading.Thread(target=self._work, name=f"line to {name}", daemon=True).start()
+
+    def call(self, method: str, request: bytes) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self._calls.put((method, request, future))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            method, request, future = self._calls.get()
+            future.set_result(self._answer(method, request))
+
+    def _answer(self, method: str, request: bytes) -> Answer:
+        try:
+            reply = getattr(self._proxy(timeout=LONGEST_CALL), method)(request)
+        except CollabCallError as error:
+            return False, f"{self._name} could not be reached ({error.cause_type}: {error.cause})"
+        except Exception as error:
+            return False, f"{self._name} could not be asked ({type(error).__name__}: {error})"
+        match reply:
+            case [True, bytes(value)]:
+                return True, value
+            case [False, str(line)]:
+                return False, line if line.startswith("NotFinite") else f"{self._name}: {line}"
+            case _:
+                return False, f"{self._name} answered something that is no reply of ours"

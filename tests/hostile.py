@@ -1,0 +1,68 @@
+"""A server and a site that cheat, as their owners could make them: on the owner's machine any module can be installed."""
+
+import json
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedbilevel import wire
+from fedbilevel.expressions import Call, Request
+from fedbilevel.federation.server import ExperimentServer
+from fedbilevel.problem import Point
+from fedbilevel.runtime import ClientRuntime
+from fedbilevel.tasks.quadratic import Quadratic
+
+
+class HostileServer(ExperimentServer):
+    """Asks every site for what it must refuse, writes down what came back, then runs the experiment as if nothing were."""
+
+    def _experiment(self, configuration, transport):
+        experiment = super()._experiment(configuration, transport)
+        z = Point(experiment.task.x, experiment.task.y, experiment.task.y)
+        key = np.asarray(jax.random.key_data(jax.random.key(0)))
+        asked = {
+            "method": Call("step", key, (z,), None),
+            "private": Call("__init__", key, (), None),
+            "shape": Call("begin", key, (z._replace(y=z.y[1:]),), None),
+            "dtype": Call("begin", key, (z._replace(y=z.y.astype("float16")),), None),
+            "nan": Call("begin", key, (z._replace(y=z.y * np.nan),), None),
+        }
+        said = {}
+        for name, expression in asked.items():
+            said[name] = transport.ask({m: wire.encode(Request(expression, True, [])) for m in range(4)})[1]
+        said["garbage"] = transport.ask({m: b"\x80\x04 garbage" for m in range(4)})[1]
+        said["unpublished"] = transport.call("prepare", {m: b"" for m in range(4)})[1]
+        (Path(self.folder) / "said.json").write_text(json.dumps(said))
+        return experiment
+
+
+def lying_rows():
+    """Client 1's rows of the quadratics, and from now on false answers of this process to some requests."""
+    honest = ClientRuntime.answer
+    lies = iter([np.zeros(3, np.float32), np.zeros(8, np.float16), np.full(8, np.nan, np.float32)])
+
+    def answer(self, data):
+        reply = honest(self, data)
+        if np.shape(wire.decode(reply)) == (8,) and (lie := next(lies, None)) is not None:
+            return wire.encode(lie)
+        return reply
+
+    ClientRuntime.answer = answer
+    part = Quadratic(clients=4, noise=0.1).build().population.only(1)
+    return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))
+
+
+def slow_rows():
+    """The same rows, at a site that takes six seconds for one of its answers."""
+    honest, count = ClientRuntime.answer, iter(range(10**9))
+
+    def answer(self, data):
+        if next(count) == 40:
+            time.sleep(6)
+        return honest(self, data)
+
+    ClientRuntime.answer = answer
+    part = Quadratic(clients=4, noise=0.1).build().population.only(1)
+    return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))

@@ -1,0 +1,480 @@
+"""A real federation: a server and four sites in processes of their own over mutual TLS, on this machine's loopback."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fedbilevel.federation.job import write_job
+from fedbilevel.runs import RunFolder
+
+HERE = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "fedbilevel"]
+SITES = [f"hospital-{m}" for m in range(1, 5)]
+ADMIN = "admin@fedbilevel.org"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE)}
+SMALL = ["--knob", "noise=0.1", "--every", "10"]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def command(*arguments, timeout=240, check=True, **options):
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, **options
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.2)
+    return value
+
+
+class Running:
+    """A federation in a folder, with a process that keeps its kits running."""
+
+    def __init__(self, folder, *names):
+        self.folder, self.names = folder, names or ("server", *SITES)
+        self.start()
+
+    def start(self, *names):
+        options = [o for name in names or self.names for o in ("--site", name)]
+        with (self.folder / "start.txt").open("ab") as out:
+            self.process = subprocess.Popen(
+                [*COMMAND, "federation", "start", self.folder, *options],
+                stdout=out,
+                stderr=out,
+                env=ENVIRONMENT,
+            )
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+    def log(self, name="server"):
+        """Everything that a participant logged: its own process, and those of its jobs."""
+        return (self.folder / name / "console.txt").read_text()
+
+    def processes(self, name, kind=""):
+        found = []
+        for p in psutil.process_iter(["cmdline"]):
+            words = p.info["cmdline"] or []
+            if str(self.folder / name) in words and kind in " ".join(words):
+                found.append(p)
+        return found
+
+    def configure(self, name, **entries):
+        lines = [f"{k} = {json.dumps(v)}" for k, v in entries.items()]
+        (self.folder / name / "local" / "site.toml").write_text("\n".join(lines) + "\n")
+
+    def serve(self, task="quadratic"):
+        """Every site holds its share of a task."""
+        for m, site in enumerate(SITES):
+            self.configure(site, task=task, loader="share", client=m)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation") / "f"
+    command("federation", "init", folder, "--sites", ",".join(SITES), "--port", free_port())
+    resources = folder / "server" / "local" / "resources.json"  # the server's owner may run what it likes on its machine
+    content = json.loads(resources.read_text())
+    content["class_allow_list"].append("hostile.HostileServer")
+    resources.write_text(json.dumps(content))
+    running = Running(folder)
+    try:
+        running.serve()
+        until(lambda: "connected" in (s := status(folder)) and "not connected" not in s, 90, "all sites to connect")
+        yield running
+    finally:
+        running.stop()
+        assert not [p for name in ("server", *SITES) for p in running.processes(name)], "processes were left behind"
+
+
+LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "400"]
+RUNS = {
+    "fedmbo": ["quadratic", "fedmbo", *SMALL, "--rounds", "40", "--set", "neumann_terms=4", "--clients-per-round", "3"],
+    "mefbo": ["quadratic", "mefbo", *SMALL, "--rounds", "40"],
+    "fedbioacc": ["quadratic", "fedbioacc", *SMALL, "--rounds", "41", "--set", "local_steps=2"],
+    "fedbio-local": LOCAL,
+    "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
+    "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
+}
+SIMULATE = """
+import json, sys
+from fedbilevel import cli
+for name, arguments in json.loads(sys.argv[1]).items():
+    sys.argv = ["fedbilevel", "run", *arguments, "--knob", "clients=4", "--out", name]
+    cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """The folder in which all runs are simulated, in one process beside the others; wait for a run with `done`."""
+    folder = tmp_path_factory.mktemp("simulated")
+    with (folder / "out.txt").open("w") as out:
+        process = subprocess.Popen([sys.executable, "-c", SIMULATE, json.dumps(RUNS)], cwd=folder, stdout=out, stderr=out)
+    yield folder
+    process.kill()
+    process.wait()
+
+
+def done(folder):
+    until(lambda: list(folder.glob("*/result.json")), 120, f"the simulated run in {folder}")
+    return rows(folder)
+
+
+def status(folder):
+    return command("federation", "status", folder, check=False).stdout
+
+
+def rows(folder, *without):
+    (file,) = folder.glob("*/metrics.jsonl")
+    drop = ("seconds", "absences", *without)
+    return [{k: v for k, v in json.loads(line).items() if k not in drop} for line in file.read_text().splitlines()]
+
+
+def assert_equal(deployed, simulated):
+    """float32, relative 1e-5, for every number that both have; the counters to the last digit."""
+    assert len(deployed) == len(simulated)
+    for ours, theirs in zip(deployed, simulated, strict=True):
+        for name in ("step", "rounds", "floats_up", "floats_down"):
+            assert ours[name] == theirs[name]
+        names = [n for n in ours if n in theirs]
+        assert {"upper_loss", "lower_loss"} <= set(names)
+        np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedmbo", "mefbo", pytest.param("commfedbio", marks=pytest.mark.slow)])
+def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, simulated, tmp_path, algorithm):
+    """FedBiOAcc and FedBiO-Local: below, with a server that cheats and with a process that is killed."""
+    command("run", *RUNS[algorithm], "--federation", federation.folder, "--out", tmp_path / "deployed")
+    found = rows(tmp_path / "deployed")
+    assert_equal(found, done(simulated / algorithm))
+    assert len(found) >= 4 and {"x_error", "y_error"} <= set(found[0])
+
+
+def kill_once(federation, run, name, kind, process):
+    """Kill processes of a participant after the first checkpoint, while the command still runs."""
+    until(lambda: list(run.glob("*/checkpoint")) or process.poll() is not None, 90, "a checkpoint")
+    victims = federation.processes(name, kind)
+    assert victims and process.poll() is None
+    for victim in victims:
+        victim.kill()
+
+
+def started(federation, out, *arguments):
+    return subprocess.Popen(
+        [*COMMAND, "run", *map(str, arguments), "--federation", federation.folder, "--out", out],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+def test_a_killed_job_process_costs_nothing_but_time_and_kept_values_survive(federation, simulated, tmp_path):
+    out = tmp_path / "deployed"
+    process = started(federation, out, *LOCAL)
+    kill_once(federation, out, SITES[1], "worker_process", process)
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stdout + stderr
+    assert "going on from the last checkpoint" in stdout
+    assert_equal(rows(out), done(simulated / "fedbio-local"))  # no gap, no double row, and the sites' own y as ever
+    identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
+    assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2
+
+
+@pytest.mark.slow
+def test_a_site_that_dies_is_left_out_and_taken_in_again_when_it_is_back(federation, tmp_path):
+    out = tmp_path / "deployed"
+    process = started(federation, out, *LOCAL[:-1], "2000", "--round-timeout", "3")
+    kill_once(federation, out, SITES[1], "", process)
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stdout + stderr
+    found = rows(out)
+    assert [row["rounds"] for row in found] == list(range(0, 2001, 50))
+    assert f"{SITES[1]} came back" in stdout
+
+
+@pytest.mark.slow
+def test_a_run_ends_without_a_site_that_stays_away(federation, tmp_path):
+    folder = federation.folder.parent / "g"
+    command("federation", "init", folder, "--sites", ",".join(SITES), "--port", free_port())
+    most, one = Running(folder, "server", *SITES[:3]), Running(folder, SITES[3])
+    try:
+        most.serve()
+        until(lambda: status(folder).count(": connected") == 4, 90, "all sites to connect")
+        out = tmp_path / "deployed"
+        process = started(most, out, *LOCAL, "--round-timeout", "3")
+        until(lambda: list(out.glob("*/checkpoint")), 90, "a checkpoint")
+        for victim in [one.process, *most.processes(SITES[3])]:
+            victim.kill()
+        stdout, stderr = process.communicate(timeout=240)
+        assert process.returncode == 0, stdout + stderr
+        (file,) = out.glob("*/metrics.jsonl")
+        found = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [row["rounds"] for row in found] == list(range(0, 401, 50))
+        assert found[0]["absences"] == 0 and found[-1]["absences"] == 50
+    finally:
+        most.stop()
+        one.process.wait(30)
+
+
+@pytest.mark.slow
+def test_after_the_server_was_killed_resume_goes_on(federation, tmp_path):
+    out = tmp_path / "deployed"
+    process = started(federation, out, *LOCAL[:-1], "1500")
+    kill_once(federation, out, "server", "", process)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 2 and "does not answer" in stderr and stderr.count("\n") == 1, stdout + stderr
+    until(lambda: status(federation.folder).count(": connected") == 4, 120, "all sites to connect again")
+    command("resume", out)
+    command("run", *LOCAL[:-1], "1500", "--knob", "clients=4", "--out", tmp_path / "simulated")
+    assert_equal(rows(out), rows(tmp_path / "simulated"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, simulated, tmp_path):
+    out = tmp_path / "deployed"
+    process = started(federation, out, *LOCAL)
+    until(lambda: list(out.glob("*/metrics.jsonl")) and rows(out), 90, "the first row")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 130 and stderr == f"fedbilevel: stopped; go on with: fedbilevel resume {out}\n"
+    assert not list(out.glob("*/result.json")) and list(out.glob("*/checkpoint"))
+    command("resume", out)
+    assert_equal(rows(out), done(simulated / "fedbio-local"))
+
+
+@pytest.mark.slow
+def test_a_slow_site_is_left_out_after_the_round_timeout(federation, tmp_path):
+    federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:slow_rows")
+    try:
+        out = tmp_path / "slow"
+        arguments = ["run", "quadratic", "simfbo", *SMALL[:2], "--every", 50, "--rounds", 1000, "--round-timeout", 1.5]
+        command(*arguments, "--federation", federation.folder, "--out", out)
+    finally:
+        federation.serve()
+    (file,) = out.glob("*/metrics.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["rounds"] for row in found] == list(range(0, 1001, 50))
+    assert sum(row["absences"] for row in found) > 0 and found[-1]["absences"] == 0
+    assert f"{SITES[1]} did not answer within 1.5 s" in federation.log() and "client 1 takes part again" in federation.log()
+
+
+@pytest.mark.slow
+def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
+    command("federation", "revoke", federation.folder, SITES[3])
+    until(lambda: f"{SITES[3]}: not connected" in status(federation.folder), 60, "the site to be gone")
+    time.sleep(10)  # it keeps trying
+    assert f"{SITES[3]}: not connected" in status(federation.folder)
+    command("federation", "revoke", federation.folder, SITES[3], "--readmit")
+    until(lambda: status(federation.folder).count(": connected") == 4, 90, "the site to be back")
+
+
+# --- nobody else gets in ---
+
+
+def knock(port, certificate=None):
+    """What a stranger learns who connects with the certificate of a kit, or with none."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw, context.wrap_socket(raw) as line:
+        line.settimeout(10)
+        line.sendall(b"hello")
+        return line.recv(100)
+
+
+def port_of(federation):
+    return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
+
+
+def test_without_a_certificate_the_door_is_shut(federation):
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        knock(port_of(federation))
+    assert "refused a connection from 127.0.0.1" in federation.log() and "peer did not return a certificate" in federation.log()
+
+
+def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
+    command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        knock(port_of(federation), tmp_path / "foreign" / SITES[0])
+    assert "certificate verify failed" in federation.log()
+
+
+def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
+    with socket.create_connection(("127.0.0.1", port_of(federation))):
+        began = time.monotonic()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            knock(port_of(federation))
+        assert time.monotonic() - began < 5
+
+
+def job(federation, path):
+    """A job as the command submits it, for a run that does not matter."""
+    folder = RunFolder(path / "run")
+    folder.path.mkdir()
+    (folder.path / "config.json").write_text('{"identity": "ab"}')
+    write_job(path / "job", folder, SITES)
+    return path / "job"
+
+
+def submitted(kit, user, path):
+    done = subprocess.run(
+        [sys.executable, HERE / "intruder.py", kit, user, path], capture_output=True, text=True, timeout=120, env=ENVIRONMENT
+    )
+    return done.stdout
+
+
+def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
+    shutil.copytree(federation.folder / "admin", tmp_path / "kit")
+    for name in ("client.crt", "client.key"):
+        shutil.copy(federation.folder / SITES[0] / "startup" / name, tmp_path / "kit" / "startup" / name)
+    path = job(federation, tmp_path)
+    assert "no session" in submitted(tmp_path / "kit", ADMIN, path)  # the certificate is not the administrator's
+    assert "failed to verify client identity" in federation.log()
+    config = tmp_path / "kit" / "startup" / "fed_admin.json"
+    config.write_text(config.read_text().replace(ADMIN, SITES[0]))
+    assert f"user '{SITES[0]}' is not authorized for 'submit_job'" in submitted(tmp_path / "kit", SITES[0], path)
+
+
+def test_a_job_that_ships_code_is_refused(federation, tmp_path):
+    path = job(federation, tmp_path)
+    (path / "app" / "custom").mkdir()
+    (path / "app" / "custom" / "evil.py").write_text("raise SystemExit\n")
+    assert "FAILED_TO_RUN" in submitted(federation.folder / "admin", ADMIN, path)
+    assert "BYOC not permitted" in federation.log()
+
+
+def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
+    path = job(federation, tmp_path)
+    file = path / "app" / "config" / "config_fed_client.json"
+    file.write_text(file.read_text().replace("fedbilevel.federation.site.Site", "subprocess.Popen"))
+    assert "ABNORMAL" in submitted(federation.folder / "admin", ADMIN, path)
+    assert any("'subprocess.Popen'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
+
+
+@pytest.fixture(scope="module")
+def hostile(federation, simulated, tmp_path_factory):
+    """A run by a server that first asks the sites for all they must refuse: what they said, and the run's folder."""
+    tmp_path = tmp_path_factory.mktemp("hostile")
+    done(simulated / "fedbioacc")
+    (tmp_path / "run" / "fedbioacc").mkdir(parents=True)
+    shutil.copy(simulated / "fedbioacc" / "fedbioacc" / "config.json", tmp_path / "run" / "fedbioacc")
+    write_job(tmp_path / "job", RunFolder(tmp_path / "run" / "fedbioacc"), SITES)
+    config = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
+    config.write_text(config.read_text().replace("fedbilevel.federation.server.ExperimentServer", "hostile.HostileServer"))
+    script = [sys.executable, HERE / "intruder.py", federation.folder / "admin", ADMIN, tmp_path / "job"]
+    with subprocess.Popen(script, stdout=subprocess.DEVNULL, env=ENVIRONMENT) as submission:
+        until(lambda: list(tmp_path.glob("run/*/result.json")), 90, "the run's end")
+        log = federation.log(SITES[2])
+        submission.terminate()
+    return json.loads((tmp_path / "run" / "fedbioacc" / "said.json").read_text()), tmp_path / "run", log
+
+
+@pytest.mark.parametrize(
+    ("request_", "line"),
+    [
+        ("method", "'step' is not a client function of FedBiOAcc: refused"),
+        ("private", "'__init__' is not a client function of FedBiOAcc: refused"),
+        (
+            "shape",
+            "begin was asked for with float32[5], float32[7], float32[8], and this algorithm's takes float32[5], float32[8]",
+        ),
+        ("dtype", "begin was asked for with float32[5], float16[8], float32[8]"),
+        ("nan", "an argument holds a value that is not finite"),
+        ("garbage", "a message "),
+    ],
+)
+def test_a_site_refuses_what_its_algorithm_does_not_ask_for(hostile, request_, line):
+    said, _, log = hostile
+    assert len(said[request_]) == 4 and all(line in answer for answer in said[request_].values())
+    assert f"refused: {line}" in log  # in the site's own log
+
+
+def test_a_site_answers_to_published_methods_alone(hostile):
+    said, _, _ = hostile
+    assert len(said["unpublished"]) == 4 and not any("True" in answer for answer in said["unpublished"].values())
+
+
+def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
+    _, run, _ = hostile
+    assert_equal(rows(run), done(simulated / "fedbioacc"))
+    assert len(rows(run)) >= 4
+
+
+@pytest.fixture(scope="module")
+def lied(federation, tmp_path_factory):
+    """A run in which one site answers three times with what its algorithm does not give."""
+    out = tmp_path_factory.mktemp("lied") / "run"
+    federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:lying_rows")
+    try:
+        command("run", "quadratic", "fedavg", *SMALL, "--rounds", 30, "--federation", federation.folder, "--out", out)
+    finally:
+        federation.serve()
+    (file,) = out.glob("*/metrics.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()], federation.log()
+
+
+@pytest.mark.parametrize("line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite"])
+def test_the_server_refuses_a_sites_false_answer(lied, line):
+    found, log = lied
+    assert any("client 1 is left out of this round" in entry and line in entry for entry in log.splitlines())
+    assert [row["rounds"] for row in found] == [0, 10, 20, 30]
+    assert sum(row["absences"] for row in found) == 3 and "client 1 takes part again" in log
+    assert "x_error" not in found[-1]  # the truth about simulated data says nothing about a site's own
+
+
+@pytest.mark.slow
+def test_a_site_refuses_another_task_and_the_run_says_so_in_one_line(federation, tmp_path):
+    done = command(
+        "run", "valley", "mefbo", "--rounds", 20, "--federation", federation.folder, "--out", tmp_path / "run", check=False
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "this site is set up for the task quadratic, and the run is of valley: refused" in done.stderr
+
+
+def test_nothing_was_left_outside_the_federations_folder(federation):
+    for name in ("server", *SITES):
+        for process in federation.processes(name):
+            for connection in process.net_connections("inet"):
+                for address in (connection.laddr, connection.raddr):
+                    assert not address or address.ip in ("127.0.0.1", "::1")
+            for file in process.open_files():
+                inside = (federation.folder, Path(sys.prefix), Path(sys.base_prefix), HERE.parent)
+                assert "r" in file.mode or any(Path(file.path).is_relative_to(folder) for folder in inside), file
+
+
+@pytest.mark.slow
+def test_the_digits_are_cleaned_as_in_the_simulation(federation, simulated, tmp_path):
+    """What `make federation-demo` shows."""
+    federation.serve("data-cleaning")
+    try:
+        command("run", *RUNS["digits"], "--federation", federation.folder, "--out", tmp_path / "deployed")
+    finally:
+        federation.serve()
+    found = rows(tmp_path / "deployed")
+    assert_equal(found, done(simulated / "digits"))
+    assert {"test_accuracy", "roc_auc"} <= set(found[0])

@@ -1,0 +1,217 @@
+"""Founding a federation and a site's own data, without its processes."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fedbilevel import cli
+from fedbilevel.errors import InputError
+from fedbilevel.federation.data import SiteData
+from fedbilevel.federation.engine import require_flare
+from fedbilevel.tasks.data_cleaning import DataCleaning
+from fedbilevel.tasks.quadratic import Quadratic
+
+COMMAND = [sys.executable, "-m", "fedbilevel"]
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("founded") / "f"
+    arguments = ["federation", "init", folder, "--sites", "a,b", "--host", "fed.example.org", "--port", "9001"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "edit" in done.stdout and "site.toml" in done.stdout
+    return folder
+
+
+def test_kits_refuse_code_and_shell_and_keep_logs_and_keys_to_themselves(founded):
+    for name in ("server", "a", "b"):
+        local = founded / name / "local"
+        ((role, rights),) = json.loads((local / "authorization.json").read_text())["permissions"].items()
+        assert role == "project_admin" and rights["byoc"] == rights["shell_commands"] == "none"
+        resources = json.loads((local / "resources.json").read_text())
+        default = json.loads((local / "resources.json.default").read_text())
+        added = resources["class_allow_list"][len(default["class_allow_list"]) :]
+        assert resources["class_allow_list"][: -len(added)] == default["class_allow_list"] and len(added) == 2
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert "site_log_streamer" not in json.dumps(resources)
+        for file in (founded / name).rglob("*"):
+            assert file.stat().st_mode & 0o077 == 0, file
+    client = json.loads((founded / "a" / "startup" / "fed_client.json").read_text())
+    assert client["servers"][0]["service"]["target"] == "fed.example.org:9001" and client["require_signed_jobs"] is True
+    assert client["client"]["connection_security"] == "mtls"
+    certificates = {(founded / name / "startup" / "client.crt").read_bytes() for name in ("a", "b", "admin")}
+    assert len(certificates) == 3
+    assert SiteData.read(founded / "b" / "local" / "site.toml").client == 1
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return exit.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init", "new", "--sites", "a,a"], "--sites needs one or more different names; given: a,a"),
+        (["init", "new", "--sites", ","], "--sites needs one or more different names"),
+        (["init", "new", "--sites", "server"], "'server' cannot be a site's name"),
+        (["init", "new", "--sites", "a b"], "'a b' cannot be a site's name"),
+        (["init", "new", "--sites", "../a"], "'../a' cannot be a site's name"),
+        (["init", "new", "--sites", "a", "--host", "a/b"], "--host must be the name or address"),
+        (["init", "new", "--sites", "a", "--port", "0"], "--port must be from 1 to 65535; given: 0"),
+        (["init", "with space", "--sites", "a"], "has a space in its path"),
+        (["init", "full", "--sites", "a"], "is not an empty folder"),
+        (["status", "full"], "full holds no federation"),
+        (["start", "full"], "full holds no federation"),
+        (["start", "full", "--site", "a"], "is not a start-up kit"),
+        (["revoke", "full", "a"], "full holds no federation"),
+    ],
+)
+def test_what_cannot_be_founded_or_started_is_said_in_one_line(run, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    code, err = run("federation", *arguments)
+    assert code == 2 and message in err and err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--federation", "nowhere"], "nowhere holds no federation"),
+        (["--federation", "{founded}", "--knob", "clients=3"], "the federation has 2 sites, and quadratic was given clients=3"),
+        (["--federation", "{founded}", "--round-timeout", "0"], "--round-timeout must be above 0 seconds; given: 0.0"),
+        (["--federation", "{founded}", "--chunk-size", "2"], "--chunk-size is for simulated clients"),
+    ],
+)
+def test_runs_that_no_federation_can_take_are_refused(run, founded, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, err = run("run", "quadratic", "simfbo", *(a.format(founded=founded) for a in arguments))
+    assert code == 2 and message in err and err.count("\n") == 1 and not os.listdir(tmp_path)
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line(founded):
+    done = subprocess.run([*COMMAND, "federation", "status", founded], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "the server at fed.example.org:9001 does not answer" in done.stderr
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stdout + done.stderr
+
+
+def test_without_the_engine_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'fedbilevel\[deploy\]'"):
+        require_flare()
+
+
+def test_help_waits_for_neither_jax_nor_the_engine():
+    script = (
+        "import sys; sys.argv = ['fedbilevel', 'federation', 'start', '--help']\nfrom fedbilevel import cli\n"
+        "try: cli.main()\nexcept SystemExit: pass\nassert not {'jax', 'nvflare', 'psutil'} & set(sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
+
+
+def site(tmp_path, **entries):
+    knobs = entries.pop("knobs", {})
+    lines = [f"{k} = {json.dumps(v)}" for k, v in entries.items()]
+    lines += ["[knobs]", *(f"{k} = {json.dumps(v)}" for k, v in knobs.items())]
+    (tmp_path / "site.toml").write_text("\n".join(lines) + "\n")
+    return SiteData.read(tmp_path / "site.toml")
+
+
+KNOBS = {"clients": 3, "noise": 0.2, "data_seed": 5}
+
+
+def leaves(population):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((population.upper.rows, population.lower.rows))]
+
+
+def test_a_share_files_and_a_function_give_the_same_rows(tmp_path, monkeypatch):
+    whole = Quadratic(**KNOBS).build().population
+    _, share = site(tmp_path, task="quadratic", loader="share", client=2).load(KNOBS)
+    rows = {
+        f"{what}_{field}": np.asarray(array)
+        for what, shards in (("upper", share.upper), ("lower", share.lower))
+        for field, array in shards.rows._asdict().items()
+    }
+    np.savez(tmp_path / "rows.npz", **rows)
+    _, files = site(tmp_path, task="quadratic", loader="files", path="rows.npz").load(KNOBS)
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom fedbilevel.tasks.quadratic import LowerRows, UpperRows\n"
+        f"a = np.load({str(tmp_path / 'rows.npz')!r})\n"
+        "def rows(): return UpperRows(a['upper_c'], a['upper_d']), LowerRows(a['lower_A'], a['lower_B'], a['lower_b'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _, function = site(tmp_path, task="quadratic", loader="function", function="mine:rows").load(KNOBS)
+    expected = [leaf[64:] for leaf in leaves(whole)]  # the third client's 32 rows
+    for population in (share, files, function):
+        assert population.size == 1 and population.batch_size == whole.batch_size
+        for mine, theirs in zip(leaves(population), expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_images_can_come_from_files(tmp_path):
+    part = DataCleaning(clients=4).build().population.only(1)
+    named = {"upper": part.upper.rows, "lower": part.lower.rows}
+    arrays = {f"{what}_{k}": np.asarray(v) for what, rows in named.items() for k, v in rows._asdict().items()}
+    np.savez(tmp_path / "rows.npz", **arrays)
+    own = site(tmp_path, task="data-cleaning", loader="files", path="rows.npz")
+    task, files = own.load({"clients": 4})
+    assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)] and task.truths == ("roc_auc",)
+    np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"].astype(np.float32)})
+    with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], and the task's are uint8\[8, 8\]"):
+        own.load({"clients": 4})
+    np.savez(tmp_path / "rows.npz", upper_images=arrays["upper_images"])
+    with pytest.raises(InputError, match="has no array 'upper_labels': data-cleaning needs upper_images, upper_labels"):
+        own.load({"clients": 4})
+
+
+def broken():
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (dict(task="quadratic"), "does not say the loader"),
+        (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function; given: magic"),
+        (dict(task="quadratic", loader="share", cliet=1), "unknown entry 'cliet'; did you mean client"),
+        (dict(task="quadratic", loader="share", client="1"), "client must be a whole number; given: '1'"),
+        (dict(task="quadratic", loader="share", client=3), "client must be from 0 to 2; given: 3"),
+        (dict(task="quadratic", loader="files"), "path must name an .npz file; given: ''"),
+        (dict(task="quadratic", loader="files", path="site.toml"), "is not an .npz file of plain arrays"),
+        (dict(task="quadratic", loader="function", function="os"), "must be of the form module:name"),
+        (dict(task="quadratic", loader="function", function="no_such:rows"), "cannot be imported"),
+        (dict(task="quadratic", loader="function", function="os:getcwd"), "must return"),
+        (dict(task="valley", loader="share"), "set up for the task valley, and the run is of quadratic: refused"),
+        (dict(task="quadratic", loader="share", knobs={"noise": 0.1}), "insists on noise = 0.1, and the run has noise = 0.2"),
+        (dict(task="quadratic", loader="share", knobs={"noize": 0.1}), "has no knob 'noize'; did you mean noise"),
+    ],
+)
+def test_a_site_says_what_it_cannot_use_or_will_not_do(tmp_path, entries, message):
+    with pytest.raises(InputError, match=message.replace("[", r"\[")) as caught:
+        own = site(tmp_path, **entries)
+        own.agree("quadratic", KNOBS)
+        own.load(KNOBS)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_or_missing_configurations_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"site\.toml does not exist"):
+        SiteData.read(tmp_path / "site.toml")
+    (tmp_path / "site.toml").write_text("task = \n")
+    with pytest.raises(InputError, match=r"site\.toml is not TOML"):
+        SiteData.read(tmp_path / "site.toml")

@@ -1,0 +1,271 @@
+"""An experiment whose steps a federation takes: the simulated numbers, through stops, losses of clients and bad messages."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from federations import deployed
+
+import fedbilevel as fb
+from fedbilevel import wire
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.configuration import Configuration
+from fedbilevel.errors import Diverged, InputError, NotFinite
+from fedbilevel.experiment import LOSSES, Experiment, known_at_server
+from fedbilevel.expressions import Call, Request, Store
+from fedbilevel.federation.vault import RUNS, DiskVault
+from fedbilevel.participation import Everyone, Uniform
+from fedbilevel.problem import Pair
+from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.traffic import Totals, Traffic
+
+
+def on(experiment, vaults=None, participation=None):
+    """The experiment with its steps taken by a loopback federation, and its clients' runtimes."""
+    task = experiment.task
+    federation, runtimes = deployed(
+        experiment.algorithm, task.population, participation or experiment.participation, (task.x, task.y), vaults
+    )
+    return dataclasses.replace(experiment, federation=federation), runtimes
+
+
+def compared(ours, theirs, without=("seconds", "absences")):
+    """Rows of metrics as columns, without those that differ by nature."""
+    for a, b in zip(ours, theirs, strict=True):
+        names = [n for n in b if n in a and n not in without]
+        assert set(a) - set(b) <= set(without) and len(names) > 5
+        np.testing.assert_allclose([a[n] for n in names], [b[n] for n in names], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedbioacc", "fedmbo", "fedbio-local", "fedbioacc-local", "mefbo", "commfedbio"])
+def test_an_experiment_on_a_federation_has_the_simulated_numbers_and_traffic(name):
+    lower = "local" if name.endswith("local") else "global"
+    task = Quadratic(clients=4, noise=0.2, lower_level=lower).build()
+    simulated = Experiment(task, ALGORITHMS[name].configure(name, {}), rounds=60, every=20, participation=Uniform(3))
+    federated, _ = on(simulated)
+    ours, theirs = ([m.row() for m in e.run() if m.metrics] for e in (federated, simulated))
+    compared(ours, theirs)
+    assert all(row["absences"] == 0 for row in ours)
+    assert ("y_error" in ours[0]) == (lower == "global")  # the server has not seen the clients' own y
+
+
+def test_metrics_that_the_server_can_know_are_found_by_what_they_depend_on():
+    task = Quadratic(clients=3, lower_level="local").build()
+    metrics = lambda x, y: {"x": x.sum(), "y": y.sum(), "const": jnp.float32(2), "both": jnp.where(y.sum() > 0, x.sum(), 1)}  # noqa: E731
+    known = known_at_server(dataclasses.replace(task, metrics=metrics))
+    assert set(known(task.x, None)) == {"x", "const"}
+    assert set(known(task.x, jnp.ones((3, 8)))) == {"x", "y", "const", "both"}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_leave_the_losses_to_the_experiment(name):
+    task = TASKS[name].load()().build()
+    named = jax.eval_shape(task.metrics, task.x, task.y)
+    assert not set(named) & set(LOSSES) and set(task.truths) <= set(named)
+
+
+def configuration(algorithm, **changes):
+    lower = "local" if algorithm.endswith("local") else "global"
+    knobs = {"clients": 4, "noise": 0.3, "lower_level": lower}
+    return Configuration.resolve("quadratic", knobs, algorithm, {}, **dict(rounds=80, every=10, seed=3) | changes)
+
+
+def rows(folder):
+    return [{k: v for k, v in row.items() if k not in ("seconds", "absences")} for row in folder.rows()]
+
+
+@pytest.mark.parametrize("algorithm", ["fedbioacc", "fedbioacc-local", "commfedbio"])
+def test_a_run_whose_server_and_clients_all_died_goes_on_from_its_checkpoint(tmp_path, algorithm):
+    simulated = list(configuration(algorithm).experiment().run())
+    (folder,) = RunFolder.create({tmp_path / "run": configuration(algorithm)})
+    for stop_at in (3, 7, 10**6):
+        vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+        experiment, _ = on(folder.configuration.experiment(), vaults)  # new processes everywhere
+        stop = StopRequest()
+
+        def observe(moment, stop=stop, stop_at=stop_at):
+            if moment.step >= stop_at:
+                stop.signum = 2
+
+        if stop_at < 10**6:
+            with pytest.raises(Interrupted):
+                folder.execute(stop, observe, experiment=experiment)
+        else:
+            folder.execute(stop, observe, checkpoint_seconds=0, experiment=experiment)
+    compared(folder.rows(), [m.row() for m in simulated if m.metrics])
+    assert folder.result["status"] == "finished"
+    if algorithm != "fedbioacc":
+        assert all(len(list((tmp_path / f"site-{m}" / folder.identity).iterdir())) <= 2 for m in range(4))
+
+
+def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
+    """The server dies between the sites' saving and its own: it goes on from the checkpoint before, and so do they."""
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbio-local")})
+    whole = [m.row() for m in configuration("fedbio-local").experiment().run() if m.metrics]
+    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+    stop = StopRequest()
+
+    def observe(moment):
+        stop.signum = 2 if moment.step >= 20 else None
+
+    with pytest.raises(Interrupted):
+        folder.execute(stop, observe, experiment=on(folder.configuration.experiment(), vaults)[0])
+    checkpoint = (folder.path / "checkpoint").read_bytes()
+    stop = StopRequest()
+    with pytest.raises(Interrupted):
+        folder.execute(
+            stop,
+            lambda moment: setattr(stop, "signum", 2 if moment.step >= 30 else None),
+            experiment=on(folder.configuration.experiment(), vaults)[0],
+        )
+    (folder.path / "checkpoint").write_bytes(checkpoint)  # the newer one never reached the disk
+    folder.execute(StopRequest(), lambda moment: None, experiment=on(folder.configuration.experiment(), vaults)[0])
+    compared(folder.rows(), whole)
+
+
+class Flaky:
+    """A transport whose clients can fall silent."""
+
+    def __init__(self, transport, silent):
+        self.transport, self.silent = transport, silent
+
+    def ask(self, requests):
+        replies, errors = self.transport.ask({m: r for m, r in requests.items() if m not in self.silent})
+        return replies, errors | {m: "timed out" for m in requests if m in self.silent}
+
+
+def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is_back(tmp_path):
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbioacc-local")})
+    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+    experiment, _ = on(folder.configuration.experiment(), vaults)
+    experiment.federation.transport = Flaky(experiment.federation.transport, {2})
+    stop = StopRequest()
+    with pytest.raises(Interrupted):
+        folder.execute(stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= 3 else None), 0, experiment=experiment)
+    assert folder.rows()[0]["absences"] == 1  # of the one round to start
+    experiment, runtimes = on(folder.configuration.experiment(), vaults)
+    folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
+    assert folder.result["status"] == "finished" and folder.rows()[-1]["absences"] == 0
+    assert runtimes[2]._kept  # it was asked, and holds its own y
+
+
+def test_absences_are_counted_and_the_rest_is_weighed_anew():
+    task = Quadratic(clients=4, noise=0.0).build()
+    simulated = Experiment(task, fb.SimFBO(), rounds=20, every=10)
+    federated, _ = on(simulated)
+    federated.federation.transport = Flaky(federated.federation.transport, {1})
+    found = [m.row() for m in federated.run() if m.metrics]
+    assert [row["absences"] for row in found] == [0, 10, 10]
+    assert [row["rounds"] for row in found] == [0, 10, 20]
+
+
+def test_a_federation_does_not_pool():
+    task = Quadratic(clients=2).build()
+    federation, _ = deployed(fb.FedAvg(), task.population, Everyone())
+    with pytest.raises(InputError, match="pools the data of all clients"):
+        Experiment(task, ALGORITHMS["stocbio"].configure("stocbio", {}), rounds=90, federation=federation)
+
+
+def test_divergence_on_a_federation_is_said_as_in_a_simulation():
+    task = Quadratic(clients=3).build()
+    federated, _ = on(Experiment(task, fb.SimFBO(gamma_y=1e300, gamma_x=1e300), rounds=50, every=50))
+    with pytest.raises(Diverged, match=r"SimFBO diverged at round \d+ .* not finite.*gamma_y = 1e\+300"):
+        list(federated.run())
+
+
+KEY = np.asarray(jax.random.key_data(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (lambda t: Call("step", KEY, (t.x, t.y), None), "'step' is not a client function of FedAvg: refused"),
+        (
+            lambda t: Call("descend", KEY, (t.x, t.y[1:]), None),
+            r"descend was asked for with float64\[5\], float64\[7\], and .*8\]",
+        ),
+        (lambda t: Call("descend", KEY, (t.x, t.y.astype("float32")), None), r"with float64\[5\], float32\[8\]"),
+        (lambda t: Call("descend", KEY, (t.x, t.y * np.nan), None), "an argument holds a value that is not finite"),
+        (lambda t: Call("descend", KEY, (t.x,), None), r"with float64\[5\], and"),
+        (lambda t: Store(t.x * np.inf, 1), "a value to keep holds a value that is not finite"),
+        (lambda t: Call("descend", KEY, (t.x, {"y": t.y}), None), "refused"),
+    ],
+)
+def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, message):
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
+    with pytest.raises((InputError, NotFinite), match=message):
+        runtimes[0].answer(wire.encode(Request(expression(task), True, [])))
+
+
+class Lying:
+    """A transport whose client 1 answers something else."""
+
+    def __init__(self, transport, answer):
+        self.transport, self.answer = transport, answer
+
+    def ask(self, requests):
+        replies, errors = self.transport.ask(requests)
+        return replies | {m: self.answer(replies[m]) for m in replies if m == 1}, errors
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda a: wire.encode(np.zeros(9)), r"descend was answered with float64\[9\]"),
+        (lambda a: wire.encode(np.zeros(8, np.float32)), r"descend was answered with float32\[8\]"),
+        (lambda a: wire.encode(np.full(8, np.nan)), "an answer holds a value that is not finite"),
+        (lambda a: wire.encode(None), "descend was answered with nothing"),
+        (lambda a: a[:-3], "a message"),
+        (lambda a: b"\x00", "a message"),
+    ],
+)
+def test_the_server_refuses_answers_that_are_not_the_algorithms_and_goes_on(answer, message, caplog):
+    task = Quadratic(clients=3).build()
+    algorithm = fb.FedAvg()
+    federation, _ = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
+    honest = federation.step(algorithm, Pair(task.x, task.y), jax.random.key(0))[0]
+    federation.transport = Lying(federation.transport, answer)
+    state, _ = federation.step(algorithm, Pair(task.x, task.y), jax.random.key(0))
+    assert federation.absences == 1 and not np.allclose(state.y, honest.y)
+    assert len(caplog.records) == 1 and "client 1 is left out of this round" in caplog.text
+    assert message.replace("\\", "") in caplog.text
+    federation.transport = federation.transport.transport
+    federation.step(algorithm, state, jax.random.key(1))
+    assert "client 1 takes part again" in caplog.text
+
+
+def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
+    vault = DiskVault(tmp_path, "ab12")
+    vault.save(10, b"ten", keep=-1)
+    vault.save(20, b"twenty", keep=10)
+    assert vault.load(10) == b"ten" and vault.load(20) == b"twenty"
+    vault.save(30, b"thirty", keep=20)
+    with pytest.raises(InputError, match="no values of step 10"):
+        vault.load(10)
+    file = tmp_path / "ab12" / "step-30"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match="damaged"):
+        vault.load(30)
+    for k in range(20):
+        DiskVault(tmp_path, f"{k:x}")
+    assert len(list(tmp_path.iterdir())) == RUNS
+    for wrong in ("../x", "", "AB", "a/b"):
+        with pytest.raises(InputError, match="not a run's identity"):
+            DiskVault(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("n", [0, 5, 2**32 + 7, 2**50])
+def test_counts_on_the_host_become_counts_in_compiled_code_exactly(n):
+    assert Totals().plus(Traffic.of(Totals(3, n, n // 2))) == Totals(3, n, n // 2)
+
+
+def test_rows_are_json(tmp_path):
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedavg", rounds=10)})
+    folder.execute(StopRequest(), lambda moment: None, experiment=on(folder.configuration.experiment())[0])
+    assert json.loads((folder.path / "metrics.jsonl").read_text().splitlines()[-1])["absences"] == 0
