@@ -25,7 +25,6 @@ from fedbilevel.traffic import Totals
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-OWN_TESTS = ("new-algorithm.md", "federation.md")
 GENERATED = {"tasks.md", "examples.md", "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)}
 
 
@@ -90,14 +89,14 @@ def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(cap
     np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9)
 
 
-@pytest.mark.parametrize("page", [p.name for p in DOCS if blocks(p, "python") and p.name not in OWN_TESTS])
+@pytest.mark.parametrize("page", [p.name for p in DOCS if blocks(p, "python") and p.name != "new-algorithm.md"])
 def test_the_code_of_every_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec("\n".join(blocks(ROOT / "docs" / page, "python")), {})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["tutorial.md", "report.md"])  # a federation's: test_federation
+@pytest.mark.parametrize("page", ["tutorial.md", "report.md"])  # those of federation.md need several machines
 def test_the_commands_of_every_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in "".join(blocks(ROOT / "docs" / page, "sh")).splitlines():
