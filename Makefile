@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-all lint types bench bench-federation clean
+.PHONY: demo federation-demo test test-all examples docs lint types bench bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -14,6 +14,12 @@ test: .venv/developed
 
 test-all: .venv/developed
 	$(BIN)/pytest -m ""
+
+examples: .venv/developed
+	$(BIN)/pytest tests/test_examples.py -m ""
+
+docs: .venv/documented
+	NO_MKDOCS_2_WARNING=1 XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/mkdocs build --quiet --strict
 
 lint: .venv/developed
 	$(BIN)/ruff check .
@@ -40,6 +46,10 @@ bench-federation: .venv/deployable
 
 .venv/developed: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+.venv/documented: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
 clean:

@@ -44,8 +44,11 @@ from fedbilevel.arguments import (
 from fedbilevel.data import commands
 from fedbilevel.data.datasets import SETS
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.explain import Explained, explained
 from fedbilevel.federation.commands import app as federation_app
 from fedbilevel.registry import Entry, find
+from fedbilevel.report import commands as report_commands
+from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import nearest
 from fedbilevel.settings import settings as settings_of
 from fedbilevel.sweeps.commands import go_on, sweep
@@ -58,10 +61,15 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(commands.app, name="data")
 app.command()(sweep)
+app.command("report")(report_commands.report)
+app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
 app.add_typer(federation_app, name="federation")
+
+
+Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
 
 
 @app.command()
@@ -89,10 +97,12 @@ def run(
     round_timeout: Annotated[
         float, option(number, "Seconds after which a federation goes on without a site that has not answered.")
     ] = 300.0,
+    style: Look = "screen",
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Run algorithms on a task, with the same budget each, and compare them."""
+    look = find_style(style)
     find(TASKS, "task", task)
     for name in algorithms:
         find(ALGORITHMS, "algorithm", name)
@@ -114,7 +124,7 @@ def run(
     knobs = {**file.knobs(task), **assignments(knob)}
     if federation is not None:
         knobs = _on_federation(federation, round_timeout, task, knobs, rest)
-    _start(task, knobs, chosen, rest, out or new_folder(task), force)
+    _start(task, knobs, chosen, rest, out or new_folder(task), force, look)
 
 
 @app.command()
@@ -141,20 +151,24 @@ def resume(directory: Annotated[Path, typer.Argument(help="A run, a folder of ru
 @app.command()
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
-    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("comparison.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG in any case.")] = Path("comparison.png"),
+    style: Look = "screen",
 ) -> None:
     """Show runs side by side, as a table and a picture."""
     picture_path(out)
-    from fedbilevel import report
+    look = find_style(style)
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.pictures import draw
+    from fedbilevel.report.table import table
     from fedbilevel.runs import RunFolder
 
-    curves = report.curves([folder for directory in directories for folder in RunFolder.find(directory)])
+    curves = read([folder for directory in directories for folder in RunFolder.find(directory)])
     headlines = sorted({curve.headline for curve in curves})
     if len(headlines) > 1:
         raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
-    report.picture(curves, out)
-    console.print(report.table(curves))
-    console.print(f"picture: {out}", soft_wrap=True)
+    written = draw(curves, out, look)
+    console.print(table(curves))
+    console.print(f"pictures: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 @app.command("list")
@@ -178,17 +192,11 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     cls = known[name].load()
     console.print(sys.modules[cls.__module__].__doc__, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("setting", "default", "meaning", "must be", "default from"):
-        table.add_column(column, overflow="fold")
-    entry, ours = known[name], "ours: converges on quadratic" if name in ALGORITHMS else "ours"
-    for field, setting in settings_of(cls).items():
-        source = setting.source or ours
-        if field in entry.preset:
-            source = f"fixed: makes it {name}"
-        elif field in {**entry.defaults, **entry.ours}:
-            source = entry.paper if field in entry.defaults else "ours"
-        default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
-        table.add_row(field, str(default), setting.meaning, setting.wanted, source)
+    for column in Explained._fields:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    entry = known[name]
+    for row in explained(name, entry):
+        table.add_row(*row)
     console.print(table)
     for run_option, value in entry.run.items():
         console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
@@ -219,7 +227,13 @@ def main() -> None:
 
 
 def _start(
-    task: str, knobs: dict[str, Any], algorithms: dict[str, dict[str, Any]], rest: dict[str, Any], out: Path, force: bool
+    task: str,
+    knobs: dict[str, Any],
+    algorithms: dict[str, dict[str, Any]],
+    rest: dict[str, Any],
+    out: Path,
+    force: bool,
+    style: Style = SCREEN,
 ) -> None:
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
     from fedbilevel.configuration import Configuration
@@ -228,7 +242,7 @@ def _start(
     configurations = [Configuration.resolve(task, knobs, name, values, **rest) for name, values in algorithms.items()]
     for configuration in configurations:
         configuration.experiment()
-    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force))
+    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force), style)
 
 
 def _on_federation(
@@ -264,8 +278,11 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
     Supervisor(Federation.read(Path(where)), console.print).run(folder, stop, observe)
 
 
-def _execute(directory: Path, folders: list[RunFolder]) -> None:
-    from fedbilevel import progress, report
+def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
+    from fedbilevel import progress
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.pictures import draw
+    from fedbilevel.report.table import table
     from fedbilevel.runs import Interrupted, stop_request
 
     diverged = []
@@ -287,13 +304,13 @@ def _execute(directory: Path, folders: list[RunFolder]) -> None:
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror or error}"
         fail(f"{problem}; mend that, then go on with: fedbilevel resume {directory}", 1)
-    curves = report.curves([folder for folder in folders if folder.rows()])
+    curves = read([folder for folder in folders if folder.rows()])
     if curves:
-        report.picture(curves, directory / "curves.png")
+        pictures = draw(curves, directory / "curves.png", style)
         console.print()
-        console.print(report.table(curves))
+        console.print(table(curves))
         for caveat in dict.fromkeys(c for folder in folders for c in (folder.result or {}).get("caveats", [])):
             console.print(f"note: {caveat}", soft_wrap=True)
-        console.print(f"\nruns: {directory}\ncurves: {directory / 'curves.png'}", soft_wrap=True)
+        console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
     if diverged:
         raise Diverged("\n".join(diverged))

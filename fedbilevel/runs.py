@@ -3,6 +3,7 @@
 config.json       the resolved configuration, and the versions it ran with
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
+x.npy             the x in it, for whoever looks at the run
 result.json       how the run ended: finished, or diverged and why
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -24,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedbilevel import wire
 from fedbilevel.configuration import Configuration
@@ -33,7 +36,7 @@ from fedbilevel.traffic import Totals
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "result.json", "job.json", "stop")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "stop")
 
 
 class Interrupted(Exception):
@@ -126,6 +129,11 @@ class RunFolder:
         return self._read("config.json").get("bytes_per_float", 4)
 
     @property
+    def versions(self) -> dict[str, str]:
+        """Of what the run began with."""
+        return self._read("config.json").get("versions", {})
+
+    @property
     def identity(self) -> str:
         """What tells this run from all others, also from one with the same configuration."""
         return str(self._read("config.json").get("identity", ""))
@@ -151,6 +159,11 @@ class RunFolder:
             with contextlib.suppress(ValueError):
                 rows.append(json.loads(line))
         return rows
+
+    def x(self) -> np.ndarray | None:
+        """x as of the newest checkpoint; None where there is none."""
+        file = self.path / "x.npy"
+        return np.load(file, allow_pickle=False) if file.exists() else None
 
     def execute(
         self,
@@ -210,6 +223,9 @@ class RunFolder:
         payload = wire.encode(content)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_atomically(self.path / "checkpoint", MAGIC + digest + b"\n" + payload)
+        x = io.BytesIO()
+        np.save(x, np.asarray(moment.state.x), allow_pickle=False)
+        write_atomically(self.path / "x.npy", x.getvalue())
 
     def _read_checkpoint(self, experiment: Experiment, configuration: Configuration) -> Snapshot | None:
         file = self.path / "checkpoint"

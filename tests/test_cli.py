@@ -89,6 +89,11 @@ def run(monkeypatch, capsys, tmp_path):
         (["compare", ".", "--out", "x.xyz"], "must end in .png, .svg or .pdf; given: x.xyz"),
         (["resume", "no/such"], "no/such holds no run"),
         (["compare", "."], ". holds no run"),
+        (["report", "."], ". holds no run: give a folder that 'fedbilevel run' wrote"),
+        (["report", ".", "--out", "page.txt"], "the page's name must end in .html; given: page.txt"),
+        (["watch", "no/such"], "no/such holds no run"),
+        (["run", "quadratic", "simfbo", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
+        (["compare", ".", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
         (["data", "fetch", "digits"], "digits is bundled: there is nothing to fetch"),
         (["data", "fetch", "mini-imagenet"], "mini-imagenet has no free mirror: make it from ImageNet"),
@@ -112,7 +117,7 @@ def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
     code, out, err = run("run", "quadratic", "fedbio", "fedavg", *SMALL, "--set", "fedbio.local_steps=2", "--out", "here")
     assert code == 0, err
     assert re.search(r"fedbio +\S+ +\S+ +60 ", out) and "MB up" in out
-    assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000
+    assert (tmp_path / "here" / "curves.png").stat().st_size > 10_000 and (tmp_path / "here" / "curves.svg").exists()
     config = json.loads((tmp_path / "here" / "fedbio" / "config.json").read_text())["configuration"]
     assert config["hyperparameters"]["local_steps"] == 2 and config["knobs"]["clients"] == 4
     rows = [json.loads(line) for line in (tmp_path / "here" / "fedbio" / "metrics.jsonl").read_text().splitlines()]
@@ -127,7 +132,9 @@ def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
     assert code == 0 and json.loads((tmp_path / "here" / "fedbio" / "config.json").read_text())["configuration"]["seed"] == 1
 
     code, out, _ = run("compare", "here", "--out", "both.png")
-    assert code == 0 and "fedavg" in out and (tmp_path / "both.png").exists()
+    assert code == 0 and "fedavg" in out and (tmp_path / "both.png").exists() and (tmp_path / "both.svg").exists()
+    code, out, _ = run("report", "here")
+    assert code == 0 and out == "page: report.html\n" and (tmp_path / "report.html").stat().st_size > 1_000_000
 
 
 def test_a_method_outside_its_assumptions_is_named_once_in_the_output_and_in_its_result(run, tmp_path):

@@ -1,4 +1,4 @@
-"""The README is true, and every public name is documented."""
+"""The README and the documentation are true, and every public name is documented."""
 
 import importlib
 import inspect
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from federations import deployed
 
 import fedbilevel
+from fedbilevel import cli
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.participation import Everyone
 from fedbilevel.simulate import Simulator
@@ -20,7 +22,14 @@ from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 from fedbilevel.traffic import Totals
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+GENERATED = {"tasks.md", "examples.md", "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)}
+
+
+def blocks(path, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
 
 
 def test_the_readmes_code_runs_and_improves(capsys):
@@ -60,8 +69,7 @@ def test_every_exported_name_is_there():
 
 
 def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(capsys, monkeypatch):
-    guide = (Path(__file__).parent.parent / "docs" / "new-algorithm.md").read_text()
-    skeleton, use = re.findall(r"```python\n(.*?)```", guide, re.S)
+    skeleton, use = blocks(ROOT / "docs" / "new-algorithm.md", "python")
     assert len([line for line in skeleton.splitlines() if line.strip()]) < 50
     module = types.ModuleType("my_method")
     monkeypatch.setitem(sys.modules, "my_method", module)
@@ -79,3 +87,31 @@ def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(cap
         theirs, sent = federation.step(algorithm, theirs, jax.random.key(k))
         assert Totals().plus(traffic) == sent and sent.rounds == algorithm.rounds(None, 3)
     np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9)
+
+
+@pytest.mark.parametrize("page", [p.name for p in DOCS if blocks(p, "python") and p.name != "new-algorithm.md"])
+def test_the_code_of_every_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(blocks(ROOT / "docs" / page, "python")), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["tutorial.md", "report.md"])  # those of federation.md need several machines
+def test_the_commands_of_every_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in "".join(blocks(ROOT / "docs" / page, "sh")).splitlines():
+        monkeypatch.setattr(sys, "argv", line.split())
+        cli.main()
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda p: p.name)
+def test_a_page_has_no_other_code_and_its_links_lead_somewhere(page):
+    fences = re.findall(r"^```(.*)$", page.read_text(), re.M)
+    assert set(fences[::2]) <= {"python", "sh", "toml"} and set(fences[1::2]) <= {""}
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert link in GENERATED or (page.parent / link).exists(), link
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link

@@ -118,7 +118,7 @@ def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, c
     out = capsys.readouterr().out
     assert "0 of 6 runs" in out and "6 of 6 runs" in out and re.search(r"90.0 +2 of 2", out)
     (line,) = [line for line in out.splitlines() if line.startswith("best: ")]
-    assert (tmp_path / "s" / "sweep.png").exists()
+    assert (tmp_path / "s" / "sweep.png").exists() and (tmp_path / "s" / "sweep.svg").exists()
     with (tmp_path / "s" / "cells.csv").open() as file:
         cells = list(csv.DictReader(file))
     assert [float(cell["gamma_x"]) for cell in cells] == [0.02, 0.0001, 90] and cells[2]["diverged"] == "2"

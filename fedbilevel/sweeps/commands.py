@@ -123,7 +123,8 @@ def _execute(folder: SweepFolder, by: str) -> None:
     if metric not in known:
         raise InputError(f"there is no metric {metric!r} to rank by: there are {', '.join(known)}")
     cells = folder.conclude(metric)
-    picture.grid(described, cells, metric, folder.path / "sweep.png")
+    pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
+    picture.grid(described, cells, metric, pictures)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in [*described.grid, metric.replace("_", " "), "deviation", "diverged"]:
         table.add_column(name, justify="right")
@@ -135,7 +136,7 @@ def _execute(folder: SweepFolder, by: str) -> None:
     console.print(table)
     if len(cells) > SHOWN:
         console.print(f"... and {len(cells) - SHOWN} more in cells.csv")
-    console.print(f"\nsweep: {folder.path}\npicture: {folder.path / 'sweep.png'}", soft_wrap=True)
+    console.print(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures))}", soft_wrap=True)
     if (folder.path / "best.toml").exists():
         console.print(
             f"best: fedbilevel run {described.task} {described.algorithm} --settings {folder.path / 'best.toml'}",

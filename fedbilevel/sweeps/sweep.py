@@ -3,7 +3,7 @@
 sweep.json        what is swept
 results.jsonl     a line for each finished run: its cell, its seed, its numbers along the way
 cells.csv         a line for each cell
-sweep.png         a picture of the grid
+sweep.png, .svg   a picture of the grid
 best.toml         the best cell, for `fedbilevel run --settings`
 """
 

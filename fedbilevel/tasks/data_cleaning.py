@@ -152,7 +152,7 @@ class DataCleaning:
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Images = datasets.load(self.dataset, data)
-        train, validation = self._dealt(source.labels)
+        train, validation = self.dealt(source.labels)
         place = np.split(np.arange(sum(map(len, train)), dtype=np.int32), np.cumsum([len(part) for part in train])[:-1])
         samples = np.concatenate(train)
         rng = np.random.default_rng(self.data_seed)
@@ -203,7 +203,7 @@ class DataCleaning:
             truths=("roc_auc",),
         )
 
-    def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
+    def dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""
         if self.clean == "own":
             parts = partition.deal(self.partition, labels, self.clients, self.data_seed)

@@ -1,0 +1,34 @@
+"""The settings of an algorithm or a task, with their defaults and where these come from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.registry import Entry
+from fedbilevel.settings import settings
+
+
+class Explained(NamedTuple):
+    """One setting, in words."""
+
+    setting: str
+    default: str
+    meaning: str
+    must_be: str
+    default_from: str
+
+
+def explained(name: str, entry: Entry) -> list[Explained]:
+    """Every setting of what has that name on the command line."""
+    cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS else "ours"
+    rows = []
+    for field, setting in settings(cls).items():
+        source = setting.source or ours
+        if field in entry.preset:
+            source = f"fixed: makes it {name}"
+        elif field in {**entry.defaults, **entry.ours}:
+            source = entry.paper if field in entry.defaults else "ours"
+        default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
+        rows.append(Explained(field, str(default), setting.meaning, setting.wanted, source))
+    return rows

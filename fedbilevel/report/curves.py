@@ -1,0 +1,70 @@
+"""Runs as their folders tell them: each one's numbers along the way, under a label that says in what it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedbilevel.errors import InputError
+from fedbilevel.experiment import COUNTERS, LOSSES
+from fedbilevel.registry import find
+from fedbilevel.runs import RunFolder
+from fedbilevel.tasks import TASKS
+
+
+class Curve(NamedTuple):
+    """One run's numbers along the way."""
+
+    label: str
+    rows: list[dict[str, Any]]
+    status: str
+    bytes_per_float: int
+    headline: str
+
+    def megabytes(self, row: dict[str, Any], *directions: str) -> float:
+        """Sent in these directions until this row."""
+        return sum(row[f"floats_{d}"] for d in directions) * self.bytes_per_float / 1e6
+
+
+def curves(folders: Sequence[RunFolder]) -> list[Curve]:
+    """What there is of each run; labels say in what the runs differ. `InputError` if a run has no metrics yet."""
+    result = []
+    for folder, label in zip(folders, labels([flat(folder.configuration.plain()) for folder in folders]), strict=True):
+        rows = folder.rows()
+        if not rows:
+            raise InputError(f"{folder.path} has no metrics yet: resume it, or leave it out")
+        ended = folder.result
+        status = str(ended["status"]) if ended else "unfinished"
+        task = find(TASKS, "task", folder.configuration.task).load()
+        result.append(Curve(label, rows, status, folder.bytes_per_float, task.headline))
+    return result
+
+
+def labels(described: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each configuration: its algorithm, its task if there are several, and in what it differs from its like."""
+    several = len({d["task"] for d in described}) > 1
+
+    def label(one: Mapping[str, Any]) -> str:
+        alike = [d for d in described if (d["task"], d["algorithm"]) == (one["task"], one["algorithm"])]
+        name = f"{one['algorithm']} on {one['task']}" if several else one["algorithm"]
+        return ", ".join([name, *(f"{k} {one[k]}" for k in differences(alike) if k in one)])
+
+    return [label(one) for one in described]
+
+
+def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings in which configurations differ."""
+    return [k for k in dict.fromkeys(k for d in described for k in d) if len({str(d.get(k, "")) for d in described}) > 1]
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with those of inner dictionaries beside them."""
+    inner = {k: v for value in values.values() if isinstance(value, dict) for k, v in value.items()}
+    return {**{k: v for k, v in values.items() if not isinstance(v, dict)}, **inner}
+
+
+def metrics(curves: Sequence[Curve]) -> list[str]:
+    """The names of all that was measured: first those by which methods are compared, last the two losses."""
+    measured = [name for curve in curves for name in curve.rows[-1] if name not in COUNTERS]
+    in_order = [*(curve.headline for curve in curves), *(m for m in measured if m not in LOSSES), *LOSSES]
+    return list(dict.fromkeys(name for name in in_order if name in measured))

@@ -1,0 +1,54 @@
+"""Pictures of curves, as PNG and SVG: on a screen, or in a paper as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.report.curves import Curve
+from fedbilevel.report.styles import COLOURS, SCREEN, Style
+
+LINES = ("-", "--", "-.", ":")
+FORMATS = (".png", ".svg")
+
+
+def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Path]:
+    """The headline metric against rounds and against megabytes, and the upper loss against rounds.
+
+    Written as PNG and as SVG, and as what `path` ends in if that is something else; the paths are returned.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(style.settings):
+        figure = Figure(figsize=(style.width, style.height), layout="constrained")
+        panels: list[tuple[str, str, Callable[[Curve, dict[str, Any]], float]]] = [
+            (curves[0].headline, "communication rounds", lambda curve, row: row["rounds"]),
+            (curves[0].headline, "megabytes, up and down", lambda curve, row: curve.megabytes(row, "up", "down")),
+            ("upper_loss", "communication rounds", lambda curve, row: row["rounds"]),
+        ]
+        for axis, (metric, label, position) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+            _panel(axis, curves, metric, position)
+            axis.set(xlabel=label, ylabel=metric.replace("_", " "))
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        columns = min(len(names), max(1, int(style.width * 90 / (9 * max(map(len, names)) + 40))))
+        figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
+        written = list(dict.fromkeys([*(path.with_suffix(suffix) for suffix in FORMATS), path]))
+        for file in written:
+            figure.savefig(file, dpi=style.dpi, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return written
+
+
+def _panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[Curve, dict[str, Any]], float]) -> None:
+    lowest, highest = float("inf"), 0.0
+    for k, curve in enumerate(curves):
+        rows = [row for row in curve.rows if row.get(metric) is not None]
+        values = [row[metric] for row in rows]
+        lowest, highest = min([lowest, *values]), max([highest, *values])
+        drawn: dict[str, Any] = dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
+        axis.plot([position(curve, row) for row in rows], values, label=curve.label, **drawn)
+    if 0 < lowest < highest / 100:
+        axis.set_yscale("log")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)

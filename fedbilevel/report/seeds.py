@@ -1,0 +1,49 @@
+"""Runs that differ by their seed alone, as one series with a confidence band."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+class Band(NamedTuple):
+    """The mean over seeds, and between which values it lies with 95 % confidence."""
+
+    at: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def series(configurations: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The numbers of the configurations, those together that differ by `seed` alone."""
+    groups: dict[str, list[int]] = {}
+    for k, configuration in enumerate(configurations):
+        rest = {name: value for name, value in configuration.items() if name != "seed"}
+        groups.setdefault(json.dumps(rest, sort_keys=True), []).append(k)
+    return list(groups.values())
+
+
+def band(positions: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> Band | None:
+    """The band of several curves, by Student's t; None where they have no stretch in common.
+
+    Curves measured at other places than the first one are interpolated to its places.
+    """
+    from scipy.stats import t
+
+    if any(len(p) == 0 for p in positions):
+        return None
+    first, last = max(p[0] for p in positions), min(p[-1] for p in positions)
+    at = np.asarray([p for p in positions[0] if first <= p <= last])
+    if len(at) == 0:
+        return None
+    each = np.stack([np.interp(at, p, v) for p, v in zip(positions, values, strict=True)])
+    n = len(each)
+    spread = t.ppf(0.5 + CONFIDENCE / 2, n - 1) * each.std(0, ddof=1) / np.sqrt(n)
+    mean = each.mean(0)
+    return Band(*(a.tolist() for a in (at, mean, mean - spread, mean + spread)))

@@ -1,0 +1,49 @@
+"""How pictures look: on a screen, or in a paper as they are. Colours that the colour-blind can tell apart too."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedbilevel.errors import InputError
+
+
+class Style(NamedTuple):
+    """A picture's size in inches, its resolution, and matplotlib's settings."""
+
+    width: float
+    height: float
+    dpi: int
+    settings: Any  # by name
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
+EMBEDDED = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "fedbilevel"}  # text stays text
+SCREEN = Style(12, 3.8, 150, {**EMBEDDED, "font.size": 11, "axes.titlesize": 11, "lines.linewidth": 1.8})
+PAPER = Style(  # the text width of the usual conference templates, in its type size for captions
+    5.5,
+    1.9,
+    600,
+    {
+        **EMBEDDED,
+        "font.family": "serif",
+        "mathtext.fontset": "cm",
+        "font.size": 8,
+        "axes.labelsize": 8,
+        "xtick.labelsize": 7,
+        "ytick.labelsize": 7,
+        "legend.fontsize": 8,
+        "lines.linewidth": 1.1,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "grid.linewidth": 0.4,
+    },
+)
+STYLES = {"screen": SCREEN, "paper": PAPER}
+
+
+def find_style(name: str) -> Style:
+    """The style of that name."""
+    if name not in STYLES:
+        raise InputError(f"--style must be one of {', '.join(STYLES)}; given: {name}")
+    return STYLES[name]

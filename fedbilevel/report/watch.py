@@ -1,0 +1,65 @@
+"""The report page of runs that are going on, served to this machine alone."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any
+from urllib.parse import urlsplit
+
+from fedbilevel.report.page import encoded, page
+
+ADDRESS = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost")
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves `/`, the page, and `/data.json`, its newest contents, on 127.0.0.1.
+
+    A request that names another host is refused: so a web site that a browser has open cannot read the page by
+    having its own name lead to this machine.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, contents: Callable[[], dict[str, Any]], port: int = 0):
+        super().__init__((ADDRESS, port), _Handler)
+        self._contents, self._one_at_a_time = contents, Lock()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    def contents(self) -> dict[str, Any]:
+        """As of now."""
+        with self._one_at_a_time:
+            return self._contents()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+
+    def do_GET(self) -> None:
+        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in HOSTS:
+            self._answer(http.HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine alone")
+        elif self.path == "/":
+            self._answer(http.HTTPStatus.OK, "text/html", page(self.server.contents(), live=True))
+        elif self.path == "/data.json":
+            self._answer(http.HTTPStatus.OK, "application/json", encoded(self.server.contents()))
+        else:
+            self._answer(http.HTTPStatus.NOT_FOUND, "text/plain", "there is / and /data.json")
+
+    def _answer(self, status: http.HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line in the terminal."""

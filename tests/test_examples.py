@@ -1,0 +1,65 @@
+"""Every example runs, and ends where its text says."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def printed(capsys, monkeypatch, tmp_path):
+    """What an example prints."""
+
+    def printed(name):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [name])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return printed
+
+
+def numbers(text):
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+def test_every_example_is_tested():
+    tested = set(re.findall(r'printed\("(\w+\.py)"\)', Path(__file__).read_text()))
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+@pytest.mark.slow
+def test_noisy_labels_are_cleaned(printed):
+    trusting, cleaning, auc = numbers(printed("clean_noisy_labels.py"))
+    assert cleaning > trusting + 0.015 and auc > 0.95
+
+
+def test_regularisation_is_tuned(printed):
+    before, after, accuracy, *_ = numbers(printed("tune_regularisation.py"))
+    assert after < 0.2 * before and accuracy > 0.94
+
+
+@pytest.mark.slow
+def test_personal_heads_serve_clients_who_name_classes_differently(printed):
+    *_, mean, worst = numbers(printed("personal_heads.py"))
+    assert mean > 0.9 and worst > 0.8
+
+
+def test_the_shares_of_useful_sources_are_found(printed):
+    *shares, total, before, after = numbers(printed("constrained_problem.py"))
+    assert shares[1] + shares[4] > 0.95 and total == 1 and after < 0.1 * before
+
+
+@pytest.mark.slow
+def test_equinox_modules_can_be_x_and_y(printed):
+    assert numbers(printed("equinox_model.py"))[-1] > 0.9
+
+
+def test_a_run_can_be_logged_to_tensorboard(printed, tmp_path):
+    (error,) = numbers(printed("log_to_tensorboard.py"))
+    (file,) = (tmp_path / "logs").iterdir()
+    assert error < 1 and file.name.startswith("events.") and b"x_error" in file.read_bytes()

@@ -1,0 +1,274 @@
+"""The report page as a reader meets it, in a browser; pictures; and the page of a run that is going on."""
+
+import http.client
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from fedbilevel.configuration import Configuration
+from fedbilevel.report.contents import contents
+from fedbilevel.report.curves import curves, labels
+from fedbilevel.report.page import page
+from fedbilevel.report.pictures import draw
+from fedbilevel.report.seeds import band, series
+from fedbilevel.report.styles import PAPER
+from fedbilevel.report.watch import PageServer
+from fedbilevel.runs import RunFolder, stop_request
+from fedbilevel.sweeps.sweep import Sweep, SweepFolder
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
+
+
+def executed(path, task, knobs, algorithm, **rest):
+    (folder,) = RunFolder.create({path: Configuration.resolve(task, knobs, algorithm, {}, **rest)})
+    with stop_request() as stop:
+        folder.execute(stop, lambda moment: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two seeds of one method and one of another, on a small cleaning task."""
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        executed(root / name, "data-cleaning", SMALL, algorithm, rounds=30, every=10, seed=seed)
+        for name, algorithm, seed in (("a", "simfbo", 0), ("b", "simfbo", 1), ("c", "fedavg", 0))
+    ]
+
+
+@pytest.fixture(scope="module")
+def shown(folders):
+    return contents(folders)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: install Debian's package 'chromium' to test the page in it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Open an address: the page, what its console complained about, and what it asked the network for."""
+    pages = []
+
+    def opened(address, ready="#chart-test_accuracy .main-svg", **options):
+        tab = browser.new_page(**options)
+        pages.append(tab)
+        complaints, requests = [], []
+        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(address)
+        tab.wait_for_selector(ready)
+        return tab, complaints, requests
+
+    yield opened
+    for tab in pages:
+        tab.close()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def drawn(tab, metric):
+    """The curves of a chart: name -> (positions, values)."""
+    traces = tab.evaluate(f"document.getElementById('chart-{metric}').data.map((d) => [d.name ?? '', [...d.x], [...d.y]])")
+    return {name: (at, values) for name, at, values in traces if name}
+
+
+def test_the_contents_are_the_runs_own_numbers(folders, shown):
+    for folder, run in zip(folders, shown["runs"], strict=True):
+        for k, row in enumerate(lines(folder)):
+            assert {name: run["columns"][name][k] for name in row} == row
+    assert [run["label"] for run in shown["runs"]] == ["simfbo, seed 0", "simfbo, seed 1", "fedavg"]
+    assert [s["label"] for s in shown["series"]] == ["simfbo, 2 seeds", "fedavg"]
+    simfbo, _, fedavg = shown["runs"]
+    assert simfbo["columns"]["gradients"] == [0, 90, 180, 270] and simfbo["columns"]["products"] == [0, 60, 120, 180]
+    assert fedavg["columns"]["gradients"][-1] == 30 * 3 * 5 and fedavg["columns"]["products"][-1] == 0
+    assert "gamma_x" in shown["differences"] and "hidden" not in shown["differences"]
+
+
+def test_trusted_samples_are_told_with_their_labels(folders, shown):
+    samples = shown["runs"][0]["learned"]["samples"]
+    assert sum(samples["clean"]) + sum(samples["corrupted"]) == 90 and shown["runs"][2]["learned"] is None
+    assert 0.2 < sum(samples["corrupted"]) / 90 < 0.55  # 40 % of the labels were replaced, a tenth of those by the right ones
+    weights = 1 / (1 + np.exp(-np.load(folders[0].path / "x.npy")))
+    assert np.isclose(samples["most"][0]["weight"], weights.max()) and np.isclose(samples["least"][0]["weight"], weights.min())
+    assert np.sum(shown["holdings"][0]["counts"]["training"]) == 90 and len(shown["holdings"]) == 1
+
+
+def test_the_page_opens_without_complaint_or_network_and_its_numbers_are_the_runs(folders, shown, opened, tmp_path):
+    (tmp_path / "report.html").write_text(page(shown))
+    address = (tmp_path / "report.html").as_uri()
+    tab, complaints, requests = opened(address)
+    for k, folder in enumerate(folders):
+        row, last = tab.locator(f"tr[data-run='{k}']"), lines(folder)[-1]
+        for column, name in {"test accuracy": "test_accuracy", "roc auc": "roc_auc", "rounds": "rounds"}.items():
+            assert float(row.locator(f"td[data-column='{column}']").get_attribute("data-value")) == last[name]
+        sent = float(row.locator("td[data-column='MB up']").get_attribute("data-value"))
+        assert np.isclose(sent * 1e6, last["floats_up"] * folder.bytes_per_float)
+    own = lines(folders[2])
+    assert drawn(tab, "test_accuracy")["fedavg"] == ([r["rounds"] for r in own], [r["test_accuracy"] for r in own])
+
+    tab.click("button[data-axis=gradients]")
+    assert drawn(tab, "upper_loss")["fedavg"][0] == [0, 150, 300, 450]
+    tab.click("#legend button:has-text('fedavg')")
+    assert list(drawn(tab, "upper_loss")) == ["simfbo, 2 seeds"]
+    tab.click("#legend button:has-text('fedavg')")
+    assert "fedavg" in drawn(tab, "upper_loss")
+    tab.check("#log-y")
+    assert tab.evaluate("document.getElementById('chart-upper_loss').layout.yaxis.type") == "log"
+
+    order = "[...document.querySelectorAll('#runs tbody tr')].map((r) => Number(r.dataset.run))"
+    tab.click("#runs th button:has-text('gradients')")
+    assert tab.evaluate(order) == [2, 0, 1]
+    tab.click("#runs th button:has-text('gradients')")
+    assert tab.evaluate(order) == [0, 1, 2]
+    before = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    tab.click("#theme")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    assert complaints == [] and requests == [address]
+
+
+def test_the_page_fits_a_phone_and_follows_the_readers_colours(shown, opened, tmp_path):
+    (tmp_path / "report.html").write_text(page(shown))
+    tab, complaints, _ = opened(
+        (tmp_path / "report.html").as_uri(), viewport={"width": 390, "height": 844}, color_scheme="dark"
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert tab.evaluate("document.documentElement.classList.contains('dark')") and complaints == []
+
+
+def test_nothing_in_a_run_can_break_out_of_the_page(shown):
+    html = page({**shown, "notes": ["</script><script>alert(1)</script>"]})
+    assert "<script>alert(1)" not in html and html.count("</script>") == page(shown).count("</script>")
+
+
+def test_old_runs_open_without_what_they_did_not_store(folders, tmp_path):
+    shutil.copytree(folders[0].path, tmp_path / "old")
+    (tmp_path / "old" / "x.npy").unlink()
+    config = json.loads((tmp_path / "old" / "config.json").read_text())
+    config["configuration"]["knobs"]["dataset"] = "mnist"  # and its data is not here any more
+    config["configuration"]["data"] = str(tmp_path)
+    (tmp_path / "old" / "config.json").write_text(json.dumps(config))
+    shown = contents([RunFolder(tmp_path / "old")])
+    assert "learned" not in shown["runs"][0] and "gradients" not in shown["runs"][0]["columns"]
+    assert "shown without what its task would tell" in shown["notes"][0] and "mnist is not there" in shown["notes"][0]
+    assert shown["runs"][0]["columns"]["rounds"] == [0, 10, 20, 30]
+
+
+def test_a_run_that_has_not_begun_is_named(folders, tmp_path):
+    (waiting,) = RunFolder.create({tmp_path / "waiting": folders[0].configuration})
+    shown = contents([waiting])
+    assert shown["notes"] == [f"{waiting.path} has no metrics yet."] and shown["runs"] == [] and page(shown)
+
+
+@pytest.fixture
+def swept(tmp_path):
+    grid = {"gamma_x": ["0.02", "0.05"], "gamma_y": ["0.1", "0.5", "1e9"]}
+    sweep = Sweep.checked("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, {"rounds": 20, "every": 20})
+    folder = SweepFolder.create(tmp_path / "sweep", sweep)
+    folder.execute()
+    return folder
+
+
+def test_a_sweep_is_a_heat_map(swept, opened, tmp_path):
+    shown = contents([], [swept])
+    (drawn_map,) = shown["sweeps"]
+    assert (drawn_map["down"], drawn_map["across"]) == ("gamma_x", "gamma_y") and drawn_map["columns"] == [
+        "0.1",
+        "0.5",
+        "1e+09",
+    ]
+    means = {tuple(cell.values.values()): cell.mean("x_error") for cell in swept.cells()}
+    assert drawn_map["numbers"][1][0] == means[0.05, 0.1] and drawn_map["numbers"][0][2] is None
+    (tmp_path / "sweep.html").write_text(page(shown))
+    tab, complaints, _ = opened((tmp_path / "sweep.html").as_uri(), ready="#sweeps .main-svg")
+    assert tab.evaluate("document.querySelector('#sweeps .chart').data[0].z[1][0]") == means[0.05, 0.1]
+    assert tab.is_hidden("#curves") and complaints == []
+
+
+@pytest.fixture
+def served(folders, tmp_path):
+    """A run of which only the first two rows have come so far, and the server of its page."""
+    shutil.copytree(folders[2].path, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:2]))
+    with PageServer(lambda: contents(RunFolder.find(tmp_path / "run"))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server, tmp_path / "run" / "metrics.jsonl", rows
+        server.shutdown()
+        thread.join()
+
+
+def asked(server, path, host):
+    connection = http.client.HTTPConnection(*server.server_address)
+    connection.request("GET", path, headers={"Host": host})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_a_watched_page_is_for_this_machine_alone(served):
+    server, *_ = served
+    port = server.server_address[1]
+    assert server.server_address[0] == "127.0.0.1"
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost"):
+        status, body = asked(server, "/data.json", host)
+        assert status == 200 and json.loads(body)["runs"][0]["columns"]["rounds"] == [0, 10]
+    for host in ("example.org", f"example.org:{port}", "localhost.example.org", "", "127.0.0.1.example.org"):
+        assert asked(server, "/data.json", host)[0] == 403 and asked(server, "/", host)[0] == 403
+    assert asked(server, "/etc/passwd", "localhost")[0] == 404
+
+
+def test_a_watched_page_updates_itself(served, opened):
+    server, metrics, rows = served
+    tab, complaints, _ = opened(server.url)
+    assert drawn(tab, "test_accuracy")["fedavg"][0] == [0, 10]
+    metrics.write_text("".join(rows))
+    deadline = time.monotonic() + 30
+    while len(drawn(tab, "test_accuracy")["fedavg"][0]) < 4 and time.monotonic() < deadline:
+        tab.wait_for_timeout(200)
+    assert drawn(tab, "test_accuracy")["fedavg"][0] == [0, 10, 20, 30] and complaints == []
+
+
+def test_pictures_come_as_png_and_svg_with_text_that_stays_text(folders, tmp_path):
+    written = draw(curves(folders), tmp_path / "figure.pdf", PAPER)
+    assert [p.name for p in written] == ["figure.png", "figure.svg", "figure.pdf"]
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    svg = (tmp_path / "figure.svg").read_text()
+    assert "communication rounds</text>" in svg and "simfbo, seed 1</text>" in svg and 'width="396pt"' in svg
+
+
+def test_a_band_is_students_confidence_interval_and_interpolates():
+    found = band([[0, 1, 2], [0, 2], [0.5, 2]], [[0, 1, 2], [2, 4], [1, 4]])
+    assert found.at == [1, 2]
+    values = np.array([[1, 3, 2], [2, 4, 4]])
+    half = t.ppf(0.975, 2) * values.std(1, ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(found.mean, values.mean(1))
+    np.testing.assert_allclose(found.high, values.mean(1) + half)
+    assert band([[0, 1], [2, 3]], [[0, 0], [0, 0]]) is None
+
+
+def test_runs_belong_together_if_the_seed_alone_differs():
+    runs = [dict(task="t", algorithm="a", seed=seed, eta=eta) for seed, eta in ((0, 1), (1, 1), (0, 2))]
+    assert series(runs) == [[0, 1], [2]]
+    assert labels(runs) == ["a, seed 0, eta 1", "a, seed 1, eta 1", "a, seed 0, eta 2"]
+    assert labels([runs[0], dict(task="s", algorithm="a", seed=0, eta=3)]) == ["a on t", "a on s"]

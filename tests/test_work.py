@@ -1,0 +1,86 @@
+"""The derivatives that clients compute are counted as they are computed."""
+
+import collections
+import dataclasses
+
+import jax
+import pytest
+from federations import deployed
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.experiment import Experiment
+from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform
+from fedbilevel.problem import Problem
+from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.work import Tally, Work
+
+COUNTED = collections.Counter()
+
+
+@dataclasses.dataclass(frozen=True)
+class Honest(Problem):
+    """A problem that computes its derivatives, and counts the minibatches that each of them was asked for."""
+
+    batch_size: int = 1
+
+
+def counting(name, part, kind):
+    def derivative(self, x, y, batch, *v):
+        COUNTED[kind] += len(jax.tree.leaves(getattr(batch, part))[0]) // self.batch_size
+        return getattr(Problem, name)(self, x, y, batch, *v)
+
+    return derivative
+
+
+for name, part in (("fx", "upper"), ("fy", "upper"), ("gx", "lower"), ("gyy", "lower"), ("gxy", "lower")):
+    setattr(Honest, name, counting(name, part, "gradients" if len(name) == 2 else "products"))
+
+
+def lower_gradient(self, x, y, batch):
+    if not isinstance(y, jax.core.Tracer):  # a second-order product differentiates it: that is not one more
+        COUNTED["gradients"] += len(jax.tree.leaves(batch.lower)[0]) // self.batch_size
+    return Problem.gy(self, x, y, batch)
+
+
+Honest.gy = lower_gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "participation"),
+    [
+        pytest.param("fedbioacc", dict(local_steps=2), Dropouts(Everyone(), 0.4), marks=pytest.mark.slow),
+        pytest.param("fedmbo", dict(neumann_terms=4, lower_rounds=2), Uniform(2), marks=pytest.mark.slow),
+        ("simfbo", dict(spread=2), Everyone()),
+        ("mefbo", dict(local_steps=2), Bernoulli(0.5)),
+        pytest.param("fbo-aggitd", dict(lower_rounds=3), Uniform(2), marks=pytest.mark.slow),
+        pytest.param("commfedbio", dict(lower_rounds=2, system_rounds=2), Uniform(2), marks=pytest.mark.slow),
+        pytest.param("fedbioacc-local", dict(local_steps=2, neumann_order=2), Uniform(2), marks=pytest.mark.slow),
+    ],
+)
+def test_the_tally_is_what_deployed_clients_compute(name, settings, participation):
+    algorithm = ALGORITHMS[name].configure(name, settings)
+    task = Quadratic(clients=3, noise=0.1, lower_level=type(algorithm).lower_level).build()
+    experiment = Experiment(task, algorithm, steps=2, participation=participation)
+    expected = Tally(experiment).at([0, 1, 2])
+
+    population = task.population
+    honest = Honest(population.problem.f, population.problem.g, batch_size=population.batch_size)
+    federation, _ = deployed(algorithm, dataclasses.replace(population, problem=honest), participation)
+    COUNTED.clear()
+    seen = []
+    with jax.disable_jit():
+        key = jax.random.key(0)
+        state, _ = federation.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
+        seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
+        for step in (1, 2):
+            state, _ = federation.step(algorithm, state, jax.random.fold_in(key, step))
+            seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
+    assert seen == expected
+
+
+def test_the_tally_of_a_long_run_grows_with_its_steps():
+    task = Quadratic(clients=4, noise=0.1).build()
+    algorithm = ALGORITHMS["fedbio"].configure("fedbio", {"local_steps": 3})
+    tally = Tally(Experiment(task, algorithm, steps=1))
+    assert tally.at([1, 2], seed=5) == [Work(36, 24), Work(72, 48)]
+    assert tally.at([0, 1, 1000]) == [Work(0, 0), Work(4 * 3 * 3, 4 * 3 * 2), Work(1000 * 36, 1000 * 24)]
