@@ -51,6 +51,8 @@ class ClientRuntime:
         request = wire.decode(data, EXPRESSIONS | self._named)
         for slot in request.forget:
             self._kept.pop(slot, None)
+        if request.reply and not isinstance(request.expression, (Call, Measures)):
+            raise InputError("what is kept here does not leave this client: ask for a client function or for measures")
         result = self._evaluate(request.expression)
         return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
 

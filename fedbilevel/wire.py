@@ -78,7 +78,7 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
 
     try:
         tree = build(json.loads(bytes(view[8:end])))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise InputError(f"a message is damaged or not one of ours ({type(error).__name__}: {error}): send it again") from None
     if position != len(view):
         raise InputError(f"a message has {len(view) - position} bytes too many: send it again")

@@ -198,7 +198,10 @@ def broken():
         (dict(task="quadratic", loader="function", function="os:getcwd"), "must return"),
         (dict(task="valley", loader="share"), "set up for the task valley, and the run is of quadratic: refused"),
         (dict(task="quadratic", loader="share", knobs={"noise": 0.1}), "insists on noise = 0.1, and the run has noise = 0.2"),
-        (dict(task="quadratic", loader="share", knobs={"noize": 0.1}), "has no knob 'noize'; did you mean noise"),
+        (
+            dict(task="quadratic", loader="share", knobs={"noize": 0.1}),
+            "a knob 'noize' that quadratic does not have; did you mean noise",
+        ),
     ],
 )
 def test_a_site_says_what_it_cannot_use_or_will_not_do(tmp_path, entries, message):

@@ -269,3 +269,28 @@ def test_rows_are_json(tmp_path):
     (folder,) = RunFolder.create({tmp_path / "run": configuration("fedavg", rounds=10)})
     folder.execute(StopRequest(), lambda moment: None, experiment=on(folder.configuration.experiment())[0])
     assert json.loads((folder.path / "metrics.jsonl").read_text().splitlines()[-1])["absences"] == 0
+
+
+def test_what_a_client_keeps_does_not_leave_it():
+    task, algorithm = Quadratic(clients=2, lower_level="local").build(), fb.FedBiOLocal()
+    federation, runtimes = deployed(algorithm, task.population, Everyone())
+    state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    state, _ = federation.step(algorithm, state, jax.random.key(1))
+    held = state.y.parts[0].expression([])
+    for expression in (held, [held], Store(np.ones(2), 99)):
+        with pytest.raises(InputError, match="what is kept here does not leave this client"):
+            runtimes[0].answer(wire.encode(Request(expression, True, [])))
+
+
+@pytest.mark.parametrize("garbage", ["text", [], {"a": "b"}, b"", b"not ours", "deep"])
+def test_whatever_one_client_answers_is_that_clients_trouble_alone(garbage):
+    task, algorithm = Quadratic(clients=3).build(), fb.SimFBO()
+    federation, runtimes = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
+    state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    if garbage == "deep":
+        inside = b"[" * 5000 + b"]" * 5000
+        garbage = len(inside).to_bytes(8, "little") + inside
+    answer = garbage if isinstance(garbage, bytes) else wire.encode(garbage)
+    runtimes[1].answer = lambda request: answer
+    moved, _ = federation.step(algorithm, state, jax.random.key(1))
+    assert np.isfinite(moved.x).all() and federation.absences == 1

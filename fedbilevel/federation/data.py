@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,7 @@ class SiteData:
             raise InputError(f"this site is set up for the task {self.task}, and the run is of {task}: refused")
         for name, value in (self.knobs or {}).items():
             if name not in knobs:
-                raise InputError(f"{self.file}: {task} has no knob {name!r}{nearest(name, knobs)}")
+                raise InputError(f"this site insists on a knob {name!r} that {task} does not have{nearest(name, knobs)}")
             if value != knobs[name]:
                 raise InputError(f"this site insists on {name} = {value}, and the run has {name} = {knobs[name]}: refused")
 
@@ -89,7 +90,7 @@ class SiteData:
         try:
             with np.load(file, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in content.files}
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise InputError(f"{file} is not an .npz file of plain arrays ({error})") from None
         parts = []
         for what, shards in (("upper", task.population.upper), ("lower", task.population.lower)):

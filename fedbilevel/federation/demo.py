@@ -30,7 +30,10 @@ def demonstrate(folder: Path, say: Callable[[str], None]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shutil.rmtree(folder / "federation", ignore_errors=True)
+    if (folder / "federation").exists():
+        if Federation.read(folder / "federation").sites != tuple(SITES):
+            raise InputError(f"{folder / 'federation'} is not a federation of an earlier demo: choose another --out")
+        shutil.rmtree(folder / "federation")
     federation = found(folder / "federation", SITES, "localhost", port)
     say(f"A server and {len(SITES)} sites, each a process of its own, over mutual TLS on 127.0.0.1:{port}.")
     say("Both runs are in double precision, so that rounding does not hide whether they are the same.\n")

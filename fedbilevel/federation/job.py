@@ -18,6 +18,7 @@ from fedbilevel.runs import RunFolder, write_atomically
 STATUS, STOP = "job.json", "stop"
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
+SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says of its data when it begins
 
 
 def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:

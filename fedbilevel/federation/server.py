@@ -17,7 +17,7 @@ from fedbilevel.errors import Diverged, InputError
 from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.engine import documented
-from fedbilevel.federation.job import STOP, write_status
+from fedbilevel.federation.job import SIMULATED, STOP, write_status
 from fedbilevel.remote import RemoteFederation
 from fedbilevel.runs import Interrupted, RunFolder, StopRequest
 from fedbilevel.signatures import signatures
@@ -90,7 +90,7 @@ class ExperimentServer:
             logger.warning("%s", error)
         if not replies:
             raise RuntimeError(f"no site takes part; {next(iter(errors.values()))}")
-        if any(json.loads(reply)["own_data"] for reply in replies.values()):
+        if any(reply != SIMULATED for reply in replies.values()):
             task = _without_truths(task)
         known = signatures(experiment.algorithm, population, task.x, task.y)
         sets = population.problem.sets

@@ -17,6 +17,7 @@ from fedbilevel.errors import InputError, NotFinite
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import documented
+from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.vault import DiskVault
 from fedbilevel.registry import find
 from fedbilevel.runtime import ClientRuntime
@@ -35,6 +36,9 @@ def _unsaid() -> Iterator[None]:
     except InputError as error:
         logger.error("this site cannot take part: %s", error)
         raise InputError("this site could not load its data; its log says why") from None
+
+
+SERVER = "server"  # the engine's name for it
 
 
 class Site:
@@ -63,6 +67,8 @@ class Site:
         """No traceback leaves the site: a refusal is one line, and any other failure no more than its kind."""
         with self._one_at_a_time:
             try:
+                if collab.caller != SERVER:
+                    raise InputError(f"{collab.caller} is not the server: a site answers to nobody else")
                 return [True, work()]
             except (InputError, NotFinite) as error:
                 logger.warning("refused: %s", error)
@@ -90,7 +96,7 @@ class Site:
         known = signatures(algorithm, population, task.x, task.y)
         self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskVault(self._kit / "kept", identity))
         logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)
-        return json.dumps({"own_data": own.loader != "share"}).encode()
+        return SIMULATED if own.loader == "share" else OWN_DATA
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:

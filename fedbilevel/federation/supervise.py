@@ -180,7 +180,7 @@ class _Seen:
 
 def _well(jobs: set[str]) -> bool:
     """Whether a site that said this about its jobs has no trouble of its own."""
-    return not any("error" in job or "timeout" in job for job in jobs)
+    return not any("error" in job or "timeout" in job or "no_reply" in job for job in jobs)
 
 
 def _progress(folder: RunFolder) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nvflare.collab import CollabCallError
 
+LONGEST_LINE = 500  # characters of what a site says is wrong
 LONGEST_CALL = 24 * 3600.0  # seconds; the rounds have a shorter limit of their own
 Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
 
@@ -81,6 +82,7 @@ class _Line:
             case [True, bytes(value)]:
                 return True, value
             case [False, str(line)]:
-                return False, line if line.startswith("NotFinite") else f"{self._name}: {line}"
+                said = "".join(c for c in " ".join(line.split()) if c.isprintable())[:LONGEST_LINE]
+                return False, said if said.startswith("NotFinite") else f"{self._name}: {said}"
             case _:
                 return False, f"{self._name} answered something that is no reply of ours"
