@@ -24,7 +24,7 @@ from fedbilevel.tasks.valley import Valley
 
 QUADRATIC = Quadratic(clients=6, hessian_heterogeneity=0.3, condition=4.0)
 FAST = fb.MeFBO(lambda_x=3.0, growth=0.0, proximal=1.0)
-ON_VALLEY = fb.MeFBO(**Valley.suited["mefbo"])
+ON_VALLEY = fb.MeFBO(**Valley.suited["valley"]["mefbo"].values)
 
 
 def states(task, algorithm, steps, every=1, participation=None):
