@@ -60,15 +60,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(commands.app, name="data")
+app.add_typer(federation_app, name="federation")
 app.command()(sweep)
 app.command("report")(report_commands.report)
 app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
-app.add_typer(federation_app, name="federation")
-
-
 Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
 
 
