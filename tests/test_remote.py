@@ -200,7 +200,7 @@ def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, messa
     task = Quadratic(clients=2).build()
     _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
     with pytest.raises((InputError, NotFinite), match=message):
-        runtimes[0].answer(wire.encode(Request(expression(task), True, [])))
+        runtimes[0].answer(wire.encode(Request(expression(task), isinstance(expression(task), Call), [])))
 
 
 class Lying:
