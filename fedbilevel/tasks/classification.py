@@ -109,7 +109,10 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
     return for_training, for_validation
 
 
-def holdings(labels: np.ndarray, **parts: Parts) -> Holdings:
+DIGITS = tuple(str(c) for c in range(CLASSES))
+
+
+def holdings(labels: np.ndarray, names: tuple[str, ...] = DIGITS, **parts: Parts) -> Holdings:
     """Who holds how many of which class, by what for."""
-    counts = {what: np.stack([np.bincount(labels[p], minlength=CLASSES) for p in dealt]) for what, dealt in parts.items()}
-    return Holdings(tuple(str(c) for c in range(CLASSES)), counts)
+    counts = {what: np.stack([np.bincount(labels[p], minlength=len(names)) for p in dealt]) for what, dealt in parts.items()}
+    return Holdings(names, counts)

@@ -22,8 +22,8 @@ from fedbilevel.population import Population
 from fedbilevel.problem import Problem
 from fedbilevel.sets import Box, Sets
 from fedbilevel.settings import check_all, choice, count
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Holdings, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
-from fedbilevel.tasks.classification import split
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.classification import holdings, split
 
 WEAKEST, STRONGEST = 1e-3, 10.0  # decay, where it is confined to a box
 
@@ -119,10 +119,7 @@ class Regularisation:
                 "test_accuracy": right.mean(),
             }
 
-        held = {
-            what: np.stack([np.bincount(benign[p], minlength=2) for p in dealt])
-            for what, dealt in (("training", train), ("validation", validation))
-        }
+        held = holdings(benign, ("malignant", "benign"), training=train, validation=validation)
         dimension = features.shape[1]
         start = jnp.full(dimension, np.log(0.1) if self.decay == "log" else 0.1)
-        return Task(population, start, jnp.zeros(dimension), metrics, holdings=Holdings(("malignant", "benign"), held))
+        return Task(population, start, jnp.zeros(dimension), metrics, holdings=held)
