@@ -45,7 +45,12 @@ SHOWN = 10  # cells in the table
 def sweep(
     task: TaskName,
     algorithm: Annotated[str, typer.Argument(help="The algorithm to tune.")],
-    grid: Annotated[list[str], typer.Option("--grid", help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated.")],
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            "--grid", help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2: the same for both."
+        ),
+    ],
     seeds: Annotated[int, option(whole, "Runs of every cell.")] = 3,
     by: Annotated[str, typer.Option(help="The metric to rank cells by; the task's own unless given.")] = "",
     rounds: Rounds = None,

@@ -38,7 +38,10 @@ MOST_TOGETHER = 64  # runs in one program: results are written after each
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept: every combination of the grid's values, each with seeds 0, 1, ..."""
+    """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
+
+    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x".
+    """
 
     task: str
     knobs: Mapping[str, Any]
@@ -47,6 +50,7 @@ class Sweep:
     grid: Mapping[str, Sequence[Any]]
     seeds: int
     run: Mapping[str, Any]  # rounds or steps, every, clients_per_round, ...
+    first_seed: int = 0
 
     @classmethod
     def checked(
@@ -58,28 +62,44 @@ class Sweep:
         grid: Mapping[str, Sequence[Any]],
         seeds: int,
         run: Mapping[str, Any],
+        first_seed: int = 0,
     ) -> Sweep:
         """With every value of the grid checked, and in its setting's own type."""
         known = settings(find(ALGORITHMS, "algorithm", algorithm).load())
         if seeds < 1:
             raise InputError(f"seeds must be a whole number of at least 1; given: {seeds}")
-        for name in grid:
+        names = [name for tied in grid for name in tied.split("+")]
+        for name in names:
             if name not in known:
                 raise InputError(f"{algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
-        values = {name: [checked(algorithm, name, known[name], v) for v in given] for name, given in grid.items()}
+            if names.count(name) > 1:
+                raise InputError(f"--grid has {name} twice: name each hyperparameter once")
+        values = {
+            tied: [checked(algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            for tied, given in grid.items()
+        }
         for name, given in values.items():
             if len(set(given)) < len(given):
                 raise InputError(f"--grid {name} has a value twice in {', '.join(map(str, given))}: name each once")
-        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, dict(run))
+        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, dict(run), first_seed)
 
     def cells(self) -> list[dict[str, Any]]:
         """The combinations, the last name's values running fastest."""
         return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
+    def seed_numbers(self) -> range:
+        """The seeds of every cell."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
     def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
         """Of one run."""
-        chosen = {**self.hyperparameters, **cell}
+        chosen = {**self.hyperparameters, **untied(cell)}
         return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, seed=seed, **self.run)
+
+
+def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell's value of every hyperparameter."""
+    return {name: value for tied, value in cell.items() for name in tied.split("+")}
 
 
 class Cell(NamedTuple):
@@ -168,8 +188,9 @@ class SweepFolder:
     def cells(self) -> list[Cell]:
         """The cells that are finished with all their seeds."""
         sweep, found = self.sweep, self.results()
-        complete = [cell for cell in sweep.cells() if all((_name(cell), seed) in found for seed in range(sweep.seeds))]
-        return [Cell(cell, [found[_name(cell), seed] for seed in range(sweep.seeds)]) for cell in complete]
+        seeds = sweep.seed_numbers()
+        complete = [cell for cell in sweep.cells() if all((_name(cell), seed) in found for seed in seeds)]
+        return [Cell(cell, [found[_name(cell), seed] for seed in seeds]) for cell in complete]
 
     def execute(self, observe: Callable[[int, int], None] = lambda done, rounds: None) -> None:
         """Run what is missing; `observe` is told how many runs are done and the rounds made by those under way."""
@@ -180,7 +201,7 @@ class SweepFolder:
         sweep, found = self.sweep, self.results()
         lines = (_line(json.loads(cell), seed, outcome) for (cell, seed), outcome in found.items())
         write_atomically(self.path / "results.jsonl", "".join(lines).encode())
-        runs = [(cell, seed) for cell in sweep.cells() for seed in range(sweep.seeds)]
+        runs = [(cell, seed) for cell in sweep.cells() for seed in sweep.seed_numbers()]
         missing = [run for run in runs if (_name(run[0]), run[1]) not in found]
         done = len(runs) - len(missing)
         for together in _programs([(run, sweep.configuration(*run).experiment()) for run in missing]):
@@ -245,5 +266,5 @@ def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
         f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
         f"{len(best.outcomes)} seeds.\n"
         f'task = "{sweep.task}"\n\n[knobs]\n{table(knobs)}\n'
-        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **best.values})}"
+        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **untied(best.values)})}"
     )

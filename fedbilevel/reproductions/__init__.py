@@ -1,0 +1,1 @@
+"""The papers' tables and figures: what each is, running it, and ours beside the paper's."""

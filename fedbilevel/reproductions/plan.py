@@ -1,0 +1,239 @@
+"""What a table or figure of a paper is: a file in `reproductions/`, and the hyperparameters chosen for it beside it.
+
+NAME.toml is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long
+they run, what the paper says, and the grid over which each method is tuned. NAME.tuned.toml is written by `--tune`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError
+from fedbilevel.registry import find
+from fedbilevel.settings import nearest
+from fedbilevel.sweeps.sweep import Sweep
+from fedbilevel.tasks import TASKS
+
+FOLDER = Path(__file__).parent.parent.parent / "reproductions"
+TUNING_SEED, FIRST_SEED = 0, 1  # the seed by which values are chosen is none of those that are reported
+SCALES = ("percent", "error", "plain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One of the settings that a paper shows side by side."""
+
+    name: str
+    task: str = ""  # the reproduction's own unless given
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
+    quick: Mapping[str, Any] = field(default_factory=dict)  # the knobs where all is reduced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A line in every panel, or in those that are named."""
+
+    name: str
+    algorithm: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # that are not tuned
+    paper: Mapping[str, Any] = field(default_factory=dict)  # the paper's own values of those that are
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tuned_as: str = ""  # the method whose chosen values it has; its own unless given
+    panels: Sequence[str] = ()
+    quick: Mapping[str, Any] = field(default_factory=dict)  # its hyperparameters where all is reduced
+
+    @property
+    def cells(self) -> int:
+        """Of its grid."""
+        return math.prod(len(values) for values in self.grid.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A number of a table: the metric after `at` rounds, or the rounds until it is at least `reach`."""
+
+    at: int | None = None
+    reach: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table or a figure."""
+
+    name: str
+    title: str
+    paper: str
+    task: str
+    metric: str
+    rounds: int
+    every: int
+    seeds: int
+    panels: Sequence[Panel]
+    methods: Sequence[Method]
+    scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
+    setting: str = ""  # how the paper's words are read
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[Column] = ()
+    published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
+    claimed: Sequence[Sequence[str]] = ()  # the methods in the paper's order, best first, those that it does not tell apart together
+    says: str = ""  # the paper's finding in words
+    why: str = ""  # where ours differs, the reason
+    tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
+    tuning_rounds: int = 0  # as many as are reported unless given
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    reduced: bool = False
+
+    def __post_init__(self) -> None:
+        for panel in self.panels:
+            find(TASKS, "task", panel.task or self.task)
+        for method in self.methods:
+            find(ALGORITHMS, "algorithm", method.algorithm)
+        if self.scale not in SCALES:
+            raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
+        budgets = {method.cells for method in self.methods if method.grid}
+        if len(budgets) > 1:
+            raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
+
+    def lines(self) -> list[tuple[Panel, Method]]:
+        """What is to be run, panel by panel."""
+        return [(p, m) for p in self.panels for m in self.methods if not m.panels or p.name in m.panels]
+
+    def tuned_lines(self) -> list[tuple[Panel, Method]]:
+        """What is to be tuned."""
+        return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
+
+    def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
+        """The grid of a line, with a seed of its own."""
+        return self._sweep(panel, method, {}, method.grid, 1, TUNING_SEED, self.tuning_rounds or self.rounds, data)
+
+    def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
+        """The runs of a line with its chosen values."""
+        return self._sweep(panel, method, chosen, {}, self.seeds, FIRST_SEED, self.rounds, data)
+
+    def _sweep(
+        self,
+        panel: Panel,
+        method: Method,
+        chosen: Mapping[str, Any],
+        grid: Mapping[str, Sequence[Any]],
+        seeds: int,
+        first_seed: int,
+        rounds: int,
+        data: str,
+    ) -> Sweep:
+        run = {"every": self.every, "loss_bound": 1e9, **self.run, **panel.run, **method.run, "rounds": rounds, "data": data}
+        knobs = {**self.knobs, **panel.knobs, **method.knobs}
+        values = {**method.hyperparameters, **panel.hyperparameters.get(method.name, {}), **chosen}
+        return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
+
+    def small(self) -> Reproduction:
+        """The same on bundled data, in about a minute, with the values that suit the small task."""
+        kept = self.quick.get("panels", [panel.name for panel in self.panels])
+        return replace(
+            self,
+            task=self.quick["task"],
+            knobs=self.quick.get("knobs", {}),
+            run=self.quick.get("run", {}),
+            rounds=self.quick["rounds"],
+            every=max(1, self.quick["rounds"] // 10),
+            seeds=2,
+            panels=[replace(p, task="", knobs=p.quick, run={}, hyperparameters={}) for p in self.panels if p.name in kept],
+            methods=[replace(m, hyperparameters=m.quick, grid={}, paper={}, knobs={}, run={}) for m in self.methods],
+            columns=[Column(at=self.quick["rounds"])] if self.columns else (),
+            published={},
+            claimed=(),
+            tuned_by="",
+            reduced=True,
+        )
+
+
+class Chosen:
+    """The values that tuning has chosen, by panel and method."""
+
+    def __init__(self, path: Path):
+        entries = _toml(path).get("chosen", []) if path.exists() else []
+        self.entries: list[dict[str, Any]] = entries
+
+    def entry(self, panel: str, method: str) -> dict[str, Any]:
+        """What was written of a line; nothing if it was not tuned."""
+        return next((e for e in self.entries if (e["panel"], e["method"]) == (panel, method)), {})
+
+
+def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
+    """The tuned values of a line: its own, or those of the line that it refers to."""
+    if reproduction.reduced:
+        return {}
+    chosen = Chosen(tuned_file(reproduction.tuned_by or reproduction.name, folder))
+    return dict(chosen.entry(panel.tuned_as or panel.name, method.tuned_as or method.name).get("values", {}))
+
+
+def tuned_file(name: str, folder: Path = FOLDER) -> Path:
+    """Where a reproduction's chosen values are."""
+    return folder / f"{name}.tuned.toml"
+
+
+def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Chosen values as a file."""
+    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}, seed {TUNING_SEED}."]
+    for entry in entries:
+        values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())
+        rest = (f"{k} = {json.dumps(v)}" for k, v in entry.items() if k != "values")
+        lines += ["", "[[chosen]]", *rest, f"values = {{ {values} }}"]
+    return "\n".join(lines) + "\n"
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """Of all that can be reproduced."""
+    return sorted(p.stem for p in folder.glob("*.toml") if not p.stem.endswith(".tuned"))
+
+
+def read(name: str, folder: Path = FOLDER) -> Reproduction:
+    """The table or figure of that name."""
+    if not folder.is_dir():
+        raise InputError("the papers' tables and figures come with the source code: run this in a clone of the project")
+    known = names(folder)
+    if name not in known:
+        raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")
+    content = _toml(folder / f"{name}.toml")
+    return _made(
+        Reproduction,
+        name,
+        {
+            **content,
+            "name": name,
+            "panels": [_made(Panel, name, p) for p in content.get("panels", [])],
+            "methods": [_made(Method, name, m) for m in content.get("methods", [])],
+            "columns": [_made(Column, name, c) for c in content.get("columns", [])],
+        },
+    )
+
+
+def _made(cls: Any, name: str, values: Mapping[str, Any]) -> Any:
+    known = [f.name for f in fields(cls)]
+    for given in values:
+        if given not in known:
+            raise InputError(f"{name}.toml: a {cls.__name__.lower()} has no {given!r}{nearest(given, known)}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise InputError(f"{name}.toml: {error}") from None
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not a TOML file ({error})") from None

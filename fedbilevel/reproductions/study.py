@@ -1,0 +1,121 @@
+"""Running a table or figure: a folder of sweeps, one for each line's grid and one for its reported runs.
+
+tuning/PANEL/METHOD    the grid, as of `fedbilevel sweep`
+lines/PANEL/METHOD     the runs with the chosen values, and work.json, the derivatives that they took
+
+What is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.errors import InputError
+from fedbilevel.reproductions.plan import FOLDER, Method, Panel, Reproduction, chosen_values, tuned_file, tuned_text
+from fedbilevel.runs import write_atomically
+from fedbilevel.sweeps.sweep import Cell, Sweep, SweepFolder, ranked
+from fedbilevel.work import Tally
+
+Observe = Callable[[str, int], None]  # told the line under way and its rounds
+
+
+class Study:
+    """A reproduction and the folder of its runs."""
+
+    def __init__(self, reproduction: Reproduction, path: Path, data: str = "", plans: Path = FOLDER):
+        self.reproduction, self.path, self._data, self._plans = reproduction, path, data, plans
+
+    def tune(self, observe: Observe = lambda line, rounds: None) -> None:
+        """Run the grids, and write the chosen values beside the plan."""
+        plan = self.reproduction
+        if not plan.tuned_lines():
+            raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
+        for panel, method in plan.tuned_lines():
+            self.tune_line(panel, method, observe)
+        write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, self.choices()).encode())
+
+    def tune_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+        """Run the grid of one line."""
+        sweep = self.reproduction.tuning(panel, method, self._data)
+        self._run(self._folder("tuning", panel, method), sweep, f"tuning {panel.name}, {method.name}", observe)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The best cell of each grid that has been run."""
+        plan = self.reproduction
+        return [self.choice(p, m) for p, m in plan.tuned_lines() if (self._folder("tuning", p, m) / "results.jsonl").exists()]
+
+    def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
+        """The best cell of a grid, and what the paper's own values gave if they are in it."""
+        metric = self.reproduction.metric
+        cells = SweepFolder(self._folder("tuning", panel, method)).cells()
+        best = ranked(cells, metric)[0]
+        if best.diverged:
+            raise InputError(f"{panel.name}, {method.name}: all cells of its grid diverged: give it smaller steps")
+        choice = {
+            "panel": panel.name,
+            "method": method.name,
+            "values": dict(best.values),
+            metric: round(best.mean(metric), 5),
+            "cells": len(cells),
+            "diverged": sum(bool(cell.diverged) for cell in cells),
+        }
+        published = [cell for cell in cells if method.paper and _is_paper(cell, method)]
+        if published:
+            mean = published[0].mean(metric)
+            choice["with_paper_values"] = "diverged" if published[0].diverged else round(mean, 5)
+        return choice
+
+    def run(self, observe: Observe = lambda line, rounds: None) -> None:
+        """Run what is missing of all lines."""
+        for panel, method in self.reproduction.lines():
+            self.run_line(panel, method, observe)
+
+    def run_line(
+        self,
+        panel: Panel,
+        method: Method,
+        observe: Observe = lambda line, rounds: None,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Run one line, with the values that are written beside the plan unless others are given."""
+        if chosen is None:
+            chosen = chosen_values(self.reproduction, panel, method, self._plans)
+        sweep = self.reproduction.reported(panel, method, chosen, self._data)
+        folder = self._folder("lines", panel, method)
+        self._run(folder, sweep, f"{panel.name}, {method.name}", observe)
+        if not (folder / "work.json").exists():
+            write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
+
+    def outcome(self, panel: Panel, method: Method) -> Cell:
+        """A line's runs, a run for each seed."""
+        return SweepFolder(self._folder("lines", panel, method)).cells()[0]
+
+    def work(self, panel: Panel, method: Method) -> list[list[list[int]]]:
+        """Gradients and products until each row of each of a line's runs."""
+        return json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
+
+    def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
+        SweepFolder.create(path, sweep).execute(lambda done, rounds: observe(label, rounds))
+
+    def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
+        return self.path / kind / _file_name(panel.name) / _file_name(method.name)
+
+
+def _work(sweep: Sweep, cell: Cell) -> list[list[tuple[int, int]]]:
+    tally = Tally(sweep.configuration({}, sweep.first_seed).experiment())
+    return [
+        [tuple(work) for work in tally.at([int(row["step"] or 0) for row in outcome.rows], seed)]
+        for seed, outcome in zip(sweep.seed_numbers(), cell.outcomes, strict=True)
+    ]
+
+
+def _is_paper(cell: Cell, method: Method) -> bool:
+    return all(cell.values.get(name) == value for name, value in method.paper.items())
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=-]+", "_", name).strip("_")
