@@ -18,7 +18,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.settings import nearest
-from fedbilevel.sweeps.sweep import Sweep
+from fedbilevel.sweeps.sweep import Sweep, untied
 from fedbilevel.tasks import TASKS
 
 FOLDER = Path(__file__).parent.parent.parent / "reproductions"
@@ -35,6 +35,7 @@ class Panel:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # by method, instead of its own
     tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
     quick: Mapping[str, Any] = field(default_factory=dict)  # the knobs where all is reduced
 
@@ -53,11 +54,6 @@ class Method:
     tuned_as: str = ""  # the method whose chosen values it has; its own unless given
     panels: Sequence[str] = ()
     quick: Mapping[str, Any] = field(default_factory=dict)  # its hyperparameters where all is reduced
-
-    @property
-    def cells(self) -> int:
-        """Of its grid."""
-        return math.prod(len(values) for values in self.grid.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +84,12 @@ class Reproduction:
     run: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[Column] = ()
     published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
-    claimed: Sequence[Sequence[str]] = ()  # the methods in the paper's order, best first, those that it does not tell apart together
+    claimed: Sequence[
+        Sequence[str]
+    ] = ()  # the methods in the paper's order, best first, those that it does not tell apart together
     says: str = ""  # the paper's finding in words
     why: str = ""  # where ours differs, the reason
     tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
-    tuning_rounds: int = 0  # as many as are reported unless given
     quick: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = False
 
@@ -103,7 +100,8 @@ class Reproduction:
             find(ALGORITHMS, "algorithm", method.algorithm)
         if self.scale not in SCALES:
             raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
-        budgets = {method.cells for method in self.methods if method.grid}
+        grids = [*(m.grid for m in self.methods), *(grid for p in self.panels for grid in p.grids.values())]
+        budgets = {math.prod(map(len, grid.values())) for grid in grids if grid}
         if len(budgets) > 1:
             raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
 
@@ -117,7 +115,8 @@ class Reproduction:
 
     def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
         """The grid of a line, with a seed of its own."""
-        return self._sweep(panel, method, {}, method.grid, 1, TUNING_SEED, self.tuning_rounds or self.rounds, data)
+        grid = panel.grids.get(method.name, method.grid)
+        return self._sweep(panel, method, {}, grid, 1, TUNING_SEED, self.rounds, data)
 
     def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
         """The runs of a line with its chosen values."""
@@ -136,7 +135,7 @@ class Reproduction:
     ) -> Sweep:
         run = {"every": self.every, "loss_bound": 1e9, **self.run, **panel.run, **method.run, "rounds": rounds, "data": data}
         knobs = {**self.knobs, **panel.knobs, **method.knobs}
-        values = {**method.hyperparameters, **panel.hyperparameters.get(method.name, {}), **chosen}
+        values = {**method.hyperparameters, **panel.hyperparameters.get(method.name, {}), **untied(chosen)}
         return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
 
     def small(self) -> Reproduction:
@@ -150,7 +149,9 @@ class Reproduction:
             rounds=self.quick["rounds"],
             every=max(1, self.quick["rounds"] // 10),
             seeds=2,
-            panels=[replace(p, task="", knobs=p.quick, run={}, hyperparameters={}) for p in self.panels if p.name in kept],
+            panels=[
+                replace(p, task="", knobs=p.quick, run={}, hyperparameters={}, grids={}) for p in self.panels if p.name in kept
+            ],
             methods=[replace(m, hyperparameters=m.quick, grid={}, paper={}, knobs={}, run={}) for m in self.methods],
             columns=[Column(at=self.quick["rounds"])] if self.columns else (),
             published={},
@@ -187,7 +188,9 @@ def tuned_file(name: str, folder: Path = FOLDER) -> Path:
 
 def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
     """Chosen values as a file."""
-    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}, seed {TUNING_SEED}."]
+    lines = [
+        f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}, seed {TUNING_SEED}."
+    ]
     for entry in entries:
         values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())
         rest = (f"{k} = {json.dumps(v)}" for k, v in entry.items() if k != "values")
