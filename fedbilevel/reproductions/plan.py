@@ -22,7 +22,8 @@ from fedbilevel.sweeps.sweep import Sweep, untied
 from fedbilevel.tasks import TASKS
 
 FOLDER = Path(__file__).parent.parent.parent / "reproductions"
-TUNING_SEED, FIRST_SEED = 0, 1  # the seed by which values are chosen is none of those that are reported
+FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
+LOSS_BOUND = 1e9  # far from any that a run recovers from
 SCALES = ("percent", "error", "plain")
 
 
@@ -76,6 +77,7 @@ class Reproduction:
     rounds: int
     every: int
     seeds: int
+    tuning_seeds: int = 1
     panels: Sequence[Panel]
     methods: Sequence[Method]
     scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
@@ -114,13 +116,13 @@ class Reproduction:
         return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
 
     def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
-        """The grid of a line, with a seed of its own."""
+        """The grid of a line, with seeds of its own."""
         grid = panel.grids.get(method.name, method.grid)
-        return self._sweep(panel, method, {}, grid, 1, TUNING_SEED, self.rounds, data)
+        return self._sweep(panel, method, {}, grid, self.tuning_seeds, TUNING_SEED, data)
 
     def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
         """The runs of a line with its chosen values."""
-        return self._sweep(panel, method, chosen, {}, self.seeds, FIRST_SEED, self.rounds, data)
+        return self._sweep(panel, method, chosen, {}, self.seeds, FIRST_SEED, data)
 
     def _sweep(
         self,
@@ -130,10 +132,10 @@ class Reproduction:
         grid: Mapping[str, Sequence[Any]],
         seeds: int,
         first_seed: int,
-        rounds: int,
         data: str,
     ) -> Sweep:
-        run = {"every": self.every, "loss_bound": 1e9, **self.run, **panel.run, **method.run, "rounds": rounds, "data": data}
+        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run}
+        run |= {"rounds": self.rounds, "data": data}
         knobs = {**self.knobs, **panel.knobs, **method.knobs}
         values = {**method.hyperparameters, **panel.hyperparameters.get(method.name, {}), **untied(chosen)}
         return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
@@ -188,12 +190,10 @@ def tuned_file(name: str, folder: Path = FOLDER) -> Path:
 
 def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
     """Chosen values as a file."""
-    lines = [
-        f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}, seed {TUNING_SEED}."
-    ]
+    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}."]
     for entry in entries:
         values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())
-        rest = (f"{k} = {json.dumps(v)}" for k, v in entry.items() if k != "values")
+        rest = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in entry.items() if k != "values")
         lines += ["", "[[chosen]]", *rest, f"values = {{ {values} }}"]
     return "\n".join(lines) + "\n"
 

@@ -51,7 +51,8 @@ class Study:
     def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
         """The best cell of a grid, and what the paper's own values gave if they are in it."""
         metric = self.reproduction.metric
-        cells = SweepFolder(self._folder("tuning", panel, method)).cells()
+        folder = SweepFolder(self._folder("tuning", panel, method))
+        cells = folder.cells()
         best = ranked(cells, metric)[0]
         if best.diverged:
             raise InputError(f"{panel.name}, {method.name}: all cells of its grid diverged: give it smaller steps")
@@ -60,6 +61,7 @@ class Study:
             "method": method.name,
             "values": dict(best.values),
             metric: round(best.mean(metric), 5),
+            "seeds": list(folder.sweep.seed_numbers()),
             "cells": len(cells),
             "diverged": sum(bool(cell.diverged) for cell in cells),
         }
