@@ -49,6 +49,7 @@ from fedbilevel.federation.commands import app as federation_app
 from fedbilevel.registry import Entry, find
 from fedbilevel.report import commands as report_commands
 from fedbilevel.report.styles import SCREEN, Style, find_style
+from fedbilevel.reproductions.commands import reproduce
 from fedbilevel.settings import nearest
 from fedbilevel.settings import settings as settings_of
 from fedbilevel.sweeps.commands import go_on, sweep
@@ -62,6 +63,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 app.add_typer(commands.app, name="data")
 app.add_typer(federation_app, name="federation")
 app.command()(sweep)
+app.command()(reproduce)
 app.command("report")(report_commands.report)
 app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)

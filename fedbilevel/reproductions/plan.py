@@ -142,7 +142,10 @@ class Reproduction:
 
     def small(self) -> Reproduction:
         """The same on bundled data, in about a minute, with the values that suit the small task."""
+        if not self.quick:
+            raise InputError(f"{self.name} has no reduced size: leave out --quick")
         kept = self.quick.get("panels", [panel.name for panel in self.panels])
+        methods = self.quick.get("methods", [method.name for method in self.methods])
         return replace(
             self,
             task=self.quick["task"],
@@ -154,7 +157,11 @@ class Reproduction:
             panels=[
                 replace(p, task="", knobs=p.quick, run={}, hyperparameters={}, grids={}) for p in self.panels if p.name in kept
             ],
-            methods=[replace(m, hyperparameters=m.quick, grid={}, paper={}, knobs={}, run={}) for m in self.methods],
+            methods=[
+                replace(m, hyperparameters=m.quick, grid={}, paper={}, knobs={}, run={})
+                for m in self.methods
+                if m.name in methods
+            ],
             columns=[Column(at=self.quick["rounds"])] if self.columns else (),
             published={},
             claimed=(),
@@ -200,13 +207,13 @@ def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> 
 
 def names(folder: Path = FOLDER) -> list[str]:
     """Of all that can be reproduced."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder} of plans: the papers' come with a clone of the project")
     return sorted(p.stem for p in folder.glob("*.toml") if not p.stem.endswith(".tuned"))
 
 
 def read(name: str, folder: Path = FOLDER) -> Reproduction:
     """The table or figure of that name."""
-    if not folder.is_dir():
-        raise InputError("the papers' tables and figures come with the source code: run this in a clone of the project")
     known = names(folder)
     if name not in known:
         raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")

@@ -18,7 +18,8 @@ from fedbilevel.errors import InputError
 from fedbilevel.reproductions.plan import FOLDER, Method, Panel, Reproduction, chosen_values, tuned_file, tuned_text
 from fedbilevel.runs import write_atomically
 from fedbilevel.sweeps.sweep import Cell, Sweep, SweepFolder, ranked
-from fedbilevel.work import Tally
+from fedbilevel.sweeps.together import DIVERGED
+from fedbilevel.work import Tally, Work
 
 Observe = Callable[[str, int], None]  # told the line under way and its rounds
 
@@ -49,26 +50,25 @@ class Study:
         return [self.choice(p, m) for p, m in plan.tuned_lines() if (self._folder("tuning", p, m) / "results.jsonl").exists()]
 
     def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
-        """The best cell of a grid, and what the paper's own values gave if they are in it."""
+        """The best cell of a grid, the one that lasted longest if all diverged; what the paper's values gave if they are in it."""
         metric = self.reproduction.metric
         folder = SweepFolder(self._folder("tuning", panel, method))
         cells = folder.cells()
         best = ranked(cells, metric)[0]
         if best.diverged:
-            raise InputError(f"{panel.name}, {method.name}: all cells of its grid diverged: give it smaller steps")
+            best = max(cells, key=_endurance)
         choice = {
             "panel": panel.name,
             "method": method.name,
             "values": dict(best.values),
-            metric: round(best.mean(metric), 5),
+            metric: _mean(best, metric),
             "seeds": list(folder.sweep.seed_numbers()),
             "cells": len(cells),
             "diverged": sum(bool(cell.diverged) for cell in cells),
         }
         published = [cell for cell in cells if method.paper and _is_paper(cell, method)]
         if published:
-            mean = published[0].mean(metric)
-            choice["with_paper_values"] = "diverged" if published[0].diverged else round(mean, 5)
+            choice["with_paper_values"] = _mean(published[0], metric)
         return choice
 
     def run(self, observe: Observe = lambda line, rounds: None) -> None:
@@ -96,9 +96,10 @@ class Study:
         """A line's runs, a run for each seed."""
         return SweepFolder(self._folder("lines", panel, method)).cells()[0]
 
-    def work(self, panel: Panel, method: Method) -> list[list[list[int]]]:
+    def work(self, panel: Panel, method: Method) -> list[list[Work]]:
         """Gradients and products until each row of each of a line's runs."""
-        return json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
+        stored = json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
+        return [[Work(*spent) for spent in run] for run in stored]
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
         SweepFolder.create(path, sweep).execute(lambda done, rounds: observe(label, rounds))
@@ -107,12 +108,21 @@ class Study:
         return self.path / kind / _file_name(panel.name) / _file_name(method.name)
 
 
-def _work(sweep: Sweep, cell: Cell) -> list[list[tuple[int, int]]]:
+def _work(sweep: Sweep, cell: Cell) -> list[list[Work]]:
     tally = Tally(sweep.configuration({}, sweep.first_seed).experiment())
     return [
-        [tuple(work) for work in tally.at([int(row["step"] or 0) for row in outcome.rows], seed)]
+        tally.at([int(row["step"] or 0) for row in outcome.rows], seed)
         for seed, outcome in zip(sweep.seed_numbers(), cell.outcomes, strict=True)
     ]
+
+
+def _mean(cell: Cell, metric: str) -> float | str:
+    return DIVERGED if cell.diverged else round(cell.mean(metric), 5)
+
+
+def _endurance(cell: Cell) -> float:
+    """The rounds that all of a cell's runs lasted."""
+    return min(float(outcome.rows[-1]["rounds"] or 0) for outcome in cell.outcomes)
 
 
 def _is_paper(cell: Cell, method: Method) -> bool:

@@ -1,0 +1,127 @@
+"""The command `fedbilevel reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from fedbilevel.arguments import Data, Out, data_folder, fail
+from fedbilevel.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbilevel.report.styles import Style
+    from fedbilevel.reproductions.study import Study
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="The table or figure; --list names all.")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="Name the tables and figures.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A reduced size on bundled data, in about a minute.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First choose every method's hyperparameters anew, over its grid.")
+    ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Put the results beside the plan, and write RESULTS.md anew.")
+    ] = False,
+    style: Annotated[str, typer.Option(help="Of the picture: screen, or paper for one that goes into a paper.")] = "screen",
+    data: Data = "",
+    plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
+    out: Out = None,
+) -> None:
+    """Run a table or a figure of a paper, and put ours beside the paper's numbers.
+
+    What is finished is not run again: the same command goes on where it was stopped.
+    """
+    from fedbilevel.report.styles import find_style
+    from fedbilevel.reproductions.plan import FOLDER, read
+    from fedbilevel.reproductions.study import Study
+
+    console = Console(highlight=False, markup=False)
+    look = find_style(style)
+    folder = plans or FOLDER
+    if list_ or not name:
+        console.print(_list(folder))
+        return
+    plan = read(name, folder)
+    if quick and (tune or publish):
+        raise InputError("--quick is for a look: leave out --tune and --publish")
+    plan = plan.small() if quick else plan
+    path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
+    study = Study(plan, path, data_folder(data), folder)
+    _execute(console, study, tune)
+    _conclude(console, study, look)
+    if publish:
+        _publish(console, study, folder)
+
+
+def _list(folder: Path) -> Table:
+    from fedbilevel.reproductions.plan import names, read
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("name", "paper", "what", "runs"):
+        table.add_column(head, justify="right" if head == "runs" else "left", overflow="fold")
+    for name in names(folder):
+        plan = read(name, folder)
+        table.add_row(name, plan.paper, plan.title, str(len(plan.lines()) * plan.seeds))
+    return table
+
+
+def _execute(console: Console, study: Study, tune: bool) -> None:
+    from fedbilevel.progress import counted
+    from fedbilevel.runs import Interrupted, stop_request
+
+    plan = study.reproduction
+    total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
+    seen: list[str] = []
+    try:
+        with stop_request() as stop, counted(console, plan.name, "line", total) as show:
+
+            def observe(line: str, rounds: int) -> None:
+                if line not in seen:
+                    seen.append(line)
+                    show(len(seen) - 1, "")
+                show(len(seen) - 1, f"{line}, round {rounds}")
+                stop.check()
+
+            if tune:
+                study.tune(observe)
+            study.run(observe)
+            show(total, "")
+    except Interrupted as interrupted:
+        fail(f"stopped; the same command goes on with what is missing in {study.path}", 128 + interrupted.signum)
+
+
+def _conclude(console: Console, study: Study, look: Style) -> None:
+    from fedbilevel.reproductions import picture, results, summary
+    from fedbilevel.runs import write_atomically
+
+    plan, path = study.reproduction, study.path
+    found = results.collect(study)
+    write_atomically(path / "results.csv", results.to_csv(found).encode())
+    said = "\n".join([summary.table(plan, found), summary.comparison(plan, found)])
+    write_atomically(path / "results.md", said.encode())
+    pictures = [path / "results.png", path / "results.svg"]
+    picture.draw(plan, found, pictures, look)
+    console.print()
+    console.print(Markdown(said))
+    if plan.reduced:
+        console.print("note: a reduced size on other data than the paper's: not to be compared with its numbers")
+    console.print(f"\nruns: {path}\ntable: {path / 'results.csv'}, {path / 'results.md'}", soft_wrap=True)
+    console.print(f"pictures: {', '.join(map(str, pictures))}", soft_wrap=True)
+
+
+def _publish(console: Console, study: Study, folder: Path) -> None:
+    from fedbilevel.reproductions import summary
+    from fedbilevel.runs import write_atomically
+
+    stored = folder / "results"
+    stored.mkdir(exist_ok=True)
+    for suffix in (".csv", ".png", ".svg"):
+        write_atomically(stored / f"{study.reproduction.name}{suffix}", (study.path / f"results{suffix}").read_bytes())
+    write_atomically(folder / "RESULTS.md", summary.results_page(folder).encode())
+    console.print(f"published: {folder / 'RESULTS.md'}", soft_wrap=True)

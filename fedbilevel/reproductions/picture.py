@@ -1,0 +1,81 @@
+"""A picture laid out like the paper's: a column for each panel; against rounds, against megabytes, against derivatives."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.report.pictures import LINES
+from fedbilevel.report.styles import COLOURS, SCREEN, Style
+from fedbilevel.reproductions.plan import Panel, Reproduction
+from fedbilevel.reproductions.results import Results, Row, Run, scaled
+
+AXES: list[tuple[str, Callable[[Row], float]]] = [
+    ("communication rounds", lambda row: row.rounds),
+    ("megabytes, up and down", lambda row: row.megabytes),
+    ("gradients and second-order products", lambda row: row.derivatives),
+]
+LABELS = {"percent": "{} (%)", "error": "test error (%)", "plain": "{}"}
+
+
+def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Style = SCREEN) -> None:
+    """Means over the seeds with bands of one standard deviation; the paper's own numbers as circles."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(style.settings):
+        wide = len(plan.panels)
+        figure = Figure(figsize=(style.width * max(wide, 2) / 3, style.height * 2.6), layout="constrained")
+        grid = figure.subplots(len(AXES), wide, squeeze=False, sharey="col")
+        named: dict[str, Any] = {}
+        for column, panel in enumerate(plan.panels):
+            for row, (label, position) in enumerate(AXES):
+                named |= _panel(grid[row][column], plan, panel, results, position)
+                grid[row][column].set_xlabel(label)
+            grid[0][column].set_title(panel.name)
+            _paper(grid[0][column], plan, panel)
+        for row in grid:
+            row[0].set_ylabel(LABELS[plan.scale].format(plan.metric.replace("_", " ")))
+        columns = max(1, int(style.width * max(wide, 2) / 3 * 90 / (9 * max(map(len, named)) + 40)))
+        figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=columns, frameon=False)
+        for path in paths:
+            figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
+    drawn = {}
+    for (of, method), runs in results.items():
+        if of != panel.name:
+            continue
+        k = [m.name for m in plan.methods].index(method)
+        look: dict[str, Any] = dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
+        at, mean, spread = _band(runs, position)
+        values = [scaled(plan, v) for v in mean]
+        width = [abs(scaled(plan, v + s) - scaled(plan, v)) for v, s in zip(mean, spread, strict=True)]
+        drawn[method] = axis.plot(at, values, **look)[0]
+        low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
+        axis.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    return drawn
+
+
+def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[float], list[float], list[float]]:
+    """Where, the mean and the deviation, of the moments that all runs have."""
+    moments = list(zip(*(run.rows for run in runs), strict=False))
+    values = [[row.value for row in moment] for moment in moments]
+    return (
+        [statistics.fmean(position(row) for row in moment) for moment in moments],
+        [statistics.fmean(v) for v in values],
+        [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values],
+    )
+
+
+def _paper(axis: Any, plan: Reproduction, panel: Panel) -> None:
+    for method, numbers in plan.published.get(panel.name, {}).items():
+        k = [m.name for m in plan.methods].index(method)
+        for column, value in zip(plan.columns, numbers, strict=True):
+            at = (column.at, value) if column.at is not None else (value, scaled(plan, column.reach or 0.0))
+            axis.plot(*at, marker="o", markerfacecolor="none", markeredgecolor=COLOURS[k % len(COLOURS)], linestyle="none")

@@ -1,0 +1,232 @@
+"""What came out: the numbers of every run as one CSV file, and from it the tables and what they say about the paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedbilevel.errors import InputError
+from fedbilevel.reproductions.plan import Column, Method, Panel, Reproduction
+from fedbilevel.reproductions.study import Study
+from fedbilevel.sweeps.sweep import higher_is_better
+from fedbilevel.sweeps.together import DIVERGED
+
+BYTES_PER_FLOAT = 4
+
+
+class Row(NamedTuple):
+    """A moment of a run."""
+
+    rounds: int
+    megabytes: float  # up and down
+    gradients: int
+    products: int
+    value: float  # the reproduction's metric
+
+    @property
+    def derivatives(self) -> int:
+        """Gradients and second-order products, on minibatches, over all clients."""
+        return self.gradients + self.products
+
+
+class Run(NamedTuple):
+    """One seed of a line."""
+
+    seed: int
+    status: str
+    rows: list[Row]
+
+    def after(self, rounds: int) -> float | None:
+        """The metric after so many rounds; None if the run had diverged by then."""
+        reached = [row for row in self.rows if row.rounds <= rounds]
+        gone = self.status == DIVERGED and self.rows[-1].rounds < rounds
+        return None if gone or not reached else reached[-1].value
+
+    def until(self, value: float) -> int | None:
+        """The rounds until the metric was at least so large; None if it never was."""
+        return next((row.rounds for row in self.rows if row.value >= value), None)
+
+
+class Number(NamedTuple):
+    """A mean over the runs that have such a number."""
+
+    mean: float
+    deviation: float
+    of: int
+    runs: int
+
+    @classmethod
+    def over(cls, values: Sequence[float | None]) -> Number | None:
+        """None if no run has one."""
+        known = [v for v in values if v is not None]
+        if not known:
+            return None
+        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0, len(known), len(values))
+
+
+Results = dict[tuple[str, str], list[Run]]  # by panel and method
+
+
+def collect(study: Study) -> Results:
+    """The numbers of a study's runs."""
+    metric, found = study.reproduction.metric, {}
+    for panel, method in study.reproduction.lines():
+        outcomes, work = study.outcome(panel, method).outcomes, study.work(panel, method)
+        seeds = study.reproduction.reported(panel, method, {}).seed_numbers()
+        found[panel.name, method.name] = [
+            Run(
+                seed,
+                outcome.status,
+                [
+                    Row(
+                        int(row["rounds"] or 0),
+                        (float(row["floats_up"] or 0) + float(row["floats_down"] or 0)) * BYTES_PER_FLOAT / 1e6,
+                        spent.gradients,
+                        spent.products,
+                        float(row[metric] or 0.0),
+                    )
+                    for row, spent in zip(outcome.rows, spent_by_row, strict=True)
+                ],
+            )
+            for seed, outcome, spent_by_row in zip(seeds, outcomes, work, strict=True)
+        ]
+    return found
+
+
+HEADER = ["panel", "method", "seed", "status", *Row._fields]
+
+
+def to_csv(results: Results) -> str:
+    """A line for each moment of each run."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(HEADER)
+    for (panel, method), runs in results.items():
+        for run in runs:
+            for row in run.rows:
+                numbers = [row.rounds, f"{row.megabytes:.6g}", row.gradients, row.products, f"{row.value:.5g}"]
+                writer.writerow([panel, method, run.seed, run.status, *numbers])
+    return out.getvalue()
+
+
+def from_csv(path: Path) -> Results:
+    """What `to_csv` wrote."""
+    found: Results = {}
+    with path.open(newline="") as file:
+        lines = csv.reader(file)
+        if next(lines, None) != HEADER:
+            raise InputError(f"{path} holds no results of a reproduction: write it anew")
+        for panel, method, seed, status, rounds, megabytes, gradients, products, value in lines:
+            runs = found.setdefault((panel, method), [])
+            if not runs or runs[-1].seed != int(seed):
+                runs.append(Run(int(seed), status, []))
+            runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(products), float(value)))
+    return found
+
+
+def columns(plan: Reproduction) -> Sequence[Column]:
+    """Of its table: the end of the runs if the paper has none."""
+    return plan.columns or [Column(at=plan.rounds)]
+
+
+def number(runs: Sequence[Run], column: Column) -> Number | None:
+    """A line's entry in a column."""
+    if column.at is not None:
+        return Number.over([run.after(column.at) for run in runs])
+    return Number.over([run.until(column.reach or 0.0) for run in runs])
+
+
+class Budget(NamedTuple):
+    """What every method of a panel can spend: the least that one of them spent in all."""
+
+    megabytes: float
+    derivatives: float
+
+    def reached(self, run: Run) -> tuple[float | None, float | None]:
+        """A run's metric when it has spent the one, and when it has spent the other."""
+        by_megabytes = [row.value for row in run.rows if row.megabytes <= self.megabytes]
+        by_derivatives = [row.value for row in run.rows if row.derivatives <= self.derivatives]
+        if run.status == DIVERGED:
+            return None, None
+        return by_megabytes[-1] if by_megabytes else None, by_derivatives[-1] if by_derivatives else None
+
+
+def budget(lines: Sequence[Sequence[Run]]) -> Budget:
+    """Of a panel's lines, those aside that diverged."""
+    ends = [run.rows[-1] for runs in lines for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in lines[0]]
+    return Budget(min(row.megabytes for row in ends), min(row.derivatives for row in ends))
+
+
+def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[str]:
+    """Where our order of methods is not the paper's, a phrase each; nothing where it is."""
+    methods = [m for p, m in plan.lines() if p.name == panel.name]
+    if panel.name in plan.published:
+        return _against_numbers(plan, panel, methods, results)
+    better = higher_is_better(plan.metric)
+    last = {m.name: number(results[panel.name, m.name], Column(at=plan.rounds)) for m in methods}
+    wrong = []
+    for k, group in enumerate(plan.claimed):
+        for ahead in group:
+            for behind in (name for later in plan.claimed[k + 1 :] for name in later):
+                if ahead in last and behind in last and not _is_ahead(last[ahead], last[behind], better):
+                    wrong.append(f"{behind} is not behind {ahead}")
+    return wrong
+
+
+def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[Method], results: Results) -> list[str]:
+    published, wrong = plan.published[panel.name], []
+    known = [m.name for m in methods if m.name in published]
+    for k, column in enumerate(plan.columns):
+        better = column.at is not None and higher_is_better(plan.metric)
+        for ahead in known:
+            for behind in known:
+                theirs = published[ahead][k], published[behind][k]
+                if (theirs[0] > theirs[1]) if better else (theirs[0] < theirs[1]):
+                    ours = [number(results[panel.name, name], column) for name in (ahead, behind)]
+                    if not _is_ahead(ours[0], ours[1], better):
+                        wrong.append(f"{behind} is not behind {ahead} ({heading(plan, column)})")
+    return wrong
+
+
+def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:
+    """Whether a is better than b; a number that no run has is worse than any."""
+    if a is None or b is None:
+        return b is None and a is not None
+    if a.of < a.runs and b.of == b.runs:
+        return False
+    return a.mean > b.mean if higher else a.mean < b.mean
+
+
+def heading(plan: Reproduction, column: Column) -> str:
+    """What a column is."""
+    if column.at is not None:
+        return f"after {column.at} rounds"
+    return f"rounds to {shown(plan, column.reach or 0.0)}{'' if plan.scale == 'plain' else ' %'}"
+
+
+def shown(plan: Reproduction, value: float) -> str:
+    """A value of the metric, on the reproduction's scale."""
+    if plan.scale == "plain":
+        return f"{value:.4g}"
+    return f"{scaled(plan, value):.2f}".rstrip("0").rstrip(".")
+
+
+def scaled(plan: Reproduction, value: float) -> float:
+    """On the reproduction's scale."""
+    return {"percent": 100 * value, "error": 100 * (1 - value), "plain": value}[plan.scale]
+
+
+def text(plan: Reproduction, column: Column, entry: Number | None) -> str:
+    """A line's entry as it stands in a table."""
+    if entry is None:
+        return "diverged" if column.at is not None else "not reached"
+    some = "" if entry.of == entry.runs else f" ({entry.of} of {entry.runs} runs)"
+    if column.at is None:
+        return f"{entry.mean:.0f} ± {entry.deviation:.0f}{some}"
+    if plan.scale == "plain":
+        return f"{entry.mean:.4g} ± {entry.deviation:.2g}{some}"
+    return f"{scaled(plan, entry.mean):.2f} ± {100 * entry.deviation:.2f}{some}"

@@ -1,0 +1,142 @@
+"""Tables in Markdown: one for a reproduction, and `RESULTS.md` for all whose numbers are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.reproductions.plan import Chosen, Panel, Reproduction, names, read, tuned_file
+from fedbilevel.reproductions.results import (
+    Number,
+    Results,
+    budget,
+    columns,
+    disagreements,
+    from_csv,
+    heading,
+    number,
+    scaled,
+    shown,
+    text,
+)
+
+INTRODUCTION = """\
+# The papers' tables and figures, reproduced
+
+Written by `fedbilevel reproduce NAME --publish`; every number of ours comes from the files in `results/`. Means and standard
+deviations are over the seeds of a run; the split of the data and the start of the model are the same for all. Hyperparameters
+are chosen for every method over a grid of the same number of cells, by seeds that are not among those reported; the grids were
+placed by a first look at a coarser one. *Equal megabytes* and *equal derivatives* are the metric when every method of the panel
+has sent as much, or computed as many minibatch gradients and second-order products, as the one that needs least. A method is
+*behind* another if its mean is worse, however little.
+"""
+
+
+def table(plan: Reproduction, results: Results) -> str:
+    """Ours beside the paper's, and what it cost."""
+    has_paper = bool(plan.published)
+    heads = ["", "method"]
+    for column in columns(plan):
+        heads += [f"paper, {heading(plan, column)}", f"ours, {heading(plan, column)}"] if has_paper else [heading(plan, column)]
+    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "products"]
+    return _markdown(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
+
+
+def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[str]]:
+    methods = [m.name for p, m in plan.lines() if p.name == panel.name]
+    common = budget([results[panel.name, m] for m in methods])
+    for k, method in enumerate(methods):
+        runs, cells = results[panel.name, method], [panel.name if k == 0 else "", method]
+        for c, column in enumerate(columns(plan)):
+            if plan.published:
+                theirs = plan.published.get(panel.name, {}).get(method)
+                cells.append("" if theirs is None else f"{theirs[c]:g}")
+            cells.append(text(plan, column, number(runs, column)))
+        for reached in zip(*(common.reached(run) for run in runs), strict=True):
+            cells.append(_brief(plan, Number.over(reached)))
+        ends = [run.rows[-1] for run in runs]
+        spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "products")]
+        yield [*cells, *(f"{value:,.0f}" for value in spent)]
+
+
+def _brief(plan: Reproduction, entry: Number | None) -> str:
+    if entry is None:
+        return ""
+    return f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}"
+
+
+def comparison(plan: Reproduction, results: Results) -> str:
+    """Whether our order of methods is the paper's, panel by panel."""
+    lines = []
+    if plan.says:
+        lines.append(f"The paper: {plan.says}")
+    for panel in plan.panels:
+        if panel.name in plan.published or plan.claimed:
+            wrong = disagreements(plan, panel, results)
+            lines.append(
+                f"- {panel.name}: " + ("the paper's order." if not wrong else f"not the paper's order: {'; '.join(wrong)}.")
+            )
+    if plan.why:
+        lines.append(f"\n{plan.why.strip()}")
+    return "\n".join(lines) + "\n"
+
+
+def choices(plan: Reproduction, folder: Path) -> str:
+    """The values that were chosen, beside the paper's."""
+    tuned = Chosen(tuned_file(plan.name, folder)).entries
+    if not tuned:
+        return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
+    methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
+    heads = ["", "method", "grid", "chosen", "the paper's", "with the paper's", "cells that diverged"]
+    lines = []
+    for entry in tuned:
+        method, panel = methods[entry["method"]], panels[entry["panel"]]
+        grid = panel.grids.get(method.name, method.grid)
+        given = entry.get("with_paper_values", "")
+        lines.append(
+            [
+                entry["panel"],
+                method.name,
+                "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
+                _values(entry["values"]),
+                _values(method.paper),
+                given if isinstance(given, str) else shown(plan, given),
+                f"{entry['diverged']} of {entry['cells']}",
+            ]
+        )
+    return _markdown(heads, lines)
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_names(k)} {v:g}" for k, v in values.items())
+
+
+def _names(tied: str) -> str:
+    return " = ".join(tied.split("+"))
+
+
+def section(plan: Reproduction, results: Results, folder: Path) -> str:
+    """A reproduction's part of RESULTS.md."""
+    return "\n".join(
+        [
+            f"## {plan.name}: {plan.title}\n",
+            f"{plan.paper}; {plan.seeds} seeds, {plan.rounds} rounds. {plan.setting.strip()}\n",
+            table(plan, results),
+            comparison(plan, results),
+            f"![{plan.title}](results/{plan.name}.png)\n",
+            f"<details><summary>Hyperparameters</summary>\n\n{choices(plan, folder)}\n</details>\n",
+        ]
+    )
+
+
+def results_page(folder: Path) -> str:
+    """RESULTS.md, of what is stored."""
+    stored = [name for name in names(folder) if (folder / "results" / f"{name}.csv").exists()]
+    sections = [section(read(name, folder), from_csv(folder / "results" / f"{name}.csv"), folder) for name in stored]
+    return "\n".join([INTRODUCTION, *sections])
+
+
+def _markdown(heads: Sequence[str], lines: Any) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)

@@ -1,0 +1,306 @@
+"""The papers' tables and figures: plans that can be run, runs that go on, and tables that say what the runs said."""
+
+import dataclasses
+import math
+import shutil
+
+import pytest
+
+from fedbilevel import cli, configuration
+from fedbilevel.errors import InputError
+from fedbilevel.reproductions import plan, results, summary
+from fedbilevel.reproductions.plan import Column, read
+from fedbilevel.reproductions.results import Number, Row, Run
+from fedbilevel.reproductions.study import Study
+from fedbilevel.sweeps import sweep as sweep_module
+from fedbilevel.sweeps.together import DIVERGED, FINISHED
+
+SMALL = """
+title = "Two methods on quadratics"
+paper = "nobody's"
+task = "quadratic"
+metric = "x_error"
+scale = "plain"
+rounds = 40
+every = 10
+seeds = 2
+claimed = [["SimFBO"], ["FedAvg"]]
+knobs = { clients = 4, noise = 0.1 }
+
+[[panels]]
+name = "few clients"
+run = { clients_per_round = 2 }
+
+[[panels]]
+name = "all clients"
+tuned_as = "few clients"
+
+[[methods]]
+name = "SimFBO"
+algorithm = "simfbo"
+hyperparameters = { local_steps = 2 }
+paper = { "eta_x+gamma_x" = 0.03, gamma_y = 0.3 }
+grid = { "eta_x+gamma_x" = [0.01, 0.03], gamma_y = [0.3, 100.0] }
+
+[[methods]]
+name = "FedAvg"
+algorithm = "fedavg"
+grid = { gamma = [0.01, 0.03, 0.1, 0.3] }
+"""
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plans")
+    (folder / "small.toml").write_text(SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(plans, tmp_path_factory):
+    """A study that was tuned and run by the command."""
+    out = tmp_path_factory.mktemp("study")
+    command("small", "--tune", "--publish", "--plans", plans, "--out", out)
+    return Study(read("small", plans), out, plans=plans)
+
+
+def command(*arguments):
+    cli.app(["reproduce", *map(str, arguments)], standalone_mode=False)
+
+
+@pytest.mark.parametrize("name", plan.names())
+def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypatch):
+    monkeypatch.setattr(configuration, "_data_folder", lambda dataset, given: given)  # the data need not be here
+    reproduction = read(name)
+    for panel, method in reproduction.lines():
+        sweep = reproduction.reported(panel, method, plan.chosen_values(reproduction, panel, method))
+        sweep.configuration({}, 1)
+    for panel, method in reproduction.tuned_lines():
+        sweep = reproduction.tuning(panel, method)
+        for cell in sweep.cells():
+            sweep.configuration(cell, 100)
+    known = {m.name for m in reproduction.methods}
+    assert {name for group in reproduction.claimed for name in group} <= known
+    assert reproduction.published.keys() <= {p.name for p in reproduction.panels}
+    for by_method in reproduction.published.values():
+        assert by_method.keys() <= known
+        assert all(len(numbers) == len(reproduction.columns) for numbers in by_method.values())
+
+
+@pytest.mark.parametrize("name", plan.names())
+def test_reduced_sizes_need_no_data_that_is_not_bundled(name):
+    small = read(name).small()
+    assert small.lines()
+    for panel, method in small.lines():
+        sweep = small.reported(panel, method, {})
+        assert sweep.configuration({}, 1).data == ""
+
+
+@pytest.mark.parametrize("name", plan.names())
+def test_chosen_values_are_cells_of_the_grid(name):
+    reproduction = read(name)
+    lines = {(p.name, m.name): (p, m) for p, m in reproduction.tuned_lines()}
+    for entry in plan.Chosen(plan.tuned_file(name)).entries:
+        panel, method = lines[entry["panel"], entry["method"]]
+        assert entry["values"] in reproduction.tuning(panel, method).cells()
+        assert not set(entry["seeds"]) & set(reproduction.reported(panel, method, {}).seed_numbers())
+
+
+def test_the_page_of_results_is_what_the_stored_numbers_say():
+    assert (plan.FOLDER / "RESULTS.md").read_text() == summary.results_page(plan.FOLDER)
+
+
+def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
+    chosen = plan.Chosen(plan.tuned_file("small", plans))
+    entry = chosen.entry("few clients", "SimFBO")
+    assert entry["values"]["gamma_y"] == 0.3 and entry["diverged"] == 2 and entry["cells"] == 4 and entry["seeds"] == [100]
+    cells = sweep_module.SweepFolder(finished.path / "tuning/few_clients/SimFBO").cells()
+    assert entry["x_error"] == pytest.approx(min(c.mean("x_error") for c in cells if not c.diverged), rel=1e-3)
+    assert isinstance(entry["with_paper_values"], float)
+    assert not chosen.entry("all clients", "SimFBO")
+
+
+def test_lines_run_with_the_chosen_values_of_the_panel_that_they_name(finished, plans):
+    reproduction = finished.reproduction
+    chosen = plan.Chosen(plan.tuned_file("small", plans)).entry("few clients", "SimFBO")["values"]
+    folder = sweep_module.SweepFolder(finished.path / "lines/all_clients/SimFBO")
+    configuration = folder.sweep.configuration({}, 1)
+    assert configuration.hyperparameters["eta_x"] == configuration.hyperparameters["gamma_x"] == chosen["eta_x+gamma_x"]
+    assert configuration.hyperparameters["local_steps"] == 2 and configuration.clients_per_round is None
+    assert list(folder.sweep.seed_numbers()) == [1, 2]
+    assert len(reproduction.lines()) == 4
+
+
+def test_results_hold_every_moment_with_what_it_cost(finished):
+    found = results.collect(finished)
+    runs = found["few clients", "SimFBO"]
+    outcome = finished.outcome(*finished.reproduction.lines()[0]).outcomes[0]
+    assert [row.rounds for row in runs[0].rows] == [0, 10, 20, 30, 40]
+    assert runs[0].rows[-1].value == outcome.rows[-1]["x_error"]
+    assert runs[0].rows[-1].megabytes == pytest.approx((outcome.rows[-1]["floats_up"] + outcome.rows[-1]["floats_down"]) * 4e-6)
+    # 40 rounds, 2 clients, 2 local steps of 3 gradients (f in x and y, g in y) and 2 products
+    assert runs[0].rows[-1].gradients == 40 * 2 * 2 * 3 and runs[0].rows[-1].products == 40 * 2 * 2 * 2
+
+
+def test_stored_numbers_are_read_back(finished, tmp_path):
+    found = results.collect(finished)
+    (tmp_path / "a.csv").write_text(results.to_csv(found))
+    again = results.from_csv(tmp_path / "a.csv")
+    assert again.keys() == found.keys()
+    for line, runs in found.items():
+        for ours, theirs in zip(again[line], runs, strict=True):
+            assert (ours.seed, ours.status) == (theirs.seed, theirs.status)
+            for a, b in zip(ours.rows, theirs.rows, strict=True):
+                assert a == pytest.approx(b, rel=1e-4)
+    (tmp_path / "b.csv").write_text("something else\n")
+    with pytest.raises(InputError, match="holds no results of a reproduction"):
+        results.from_csv(tmp_path / "b.csv")
+
+
+def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatch):
+    copy = tmp_path / "study"
+    shutil.copytree(finished.path, copy)
+    shutil.rmtree(copy / "lines/all_clients/FedAvg")
+    (copy / "lines/few_clients/SimFBO/work.json").unlink()
+    ran = []
+
+    def counted(experiments, observe):
+        ran.append(type(experiments[0].algorithm).__name__)
+        return run_together(experiments, observe)
+
+    run_together = sweep_module.run_together
+    monkeypatch.setattr(sweep_module, "run_together", counted)
+    command("small", "--plans", plans, "--out", copy)
+    assert ran == ["FedAvg"]
+    assert (copy / "results.csv").read_text() == (finished.path / "results.csv").read_text()
+
+
+def test_the_command_leaves_a_table_a_picture_and_the_page(finished, plans):
+    assert {"results.csv", "results.md", "results.png", "results.svg"} <= {p.name for p in finished.path.iterdir()}
+    page = (plans / "RESULTS.md").read_text()
+    assert page == summary.results_page(plans)
+    last = results.number(results.collect(finished)["few clients", "SimFBO"], Column(at=40))
+    assert f"{last.mean:.4g} ± {last.deviation:.2g}" in page
+    assert "eta_x = gamma_x 0.01, 0.03; gamma_y 0.3, 100" in page
+
+
+def run_of(*values, status=FINISHED, every=10, seed=1):
+    return Run(seed, status, [Row(k * every, k * 2.0, k * 5, k * 3, v) for k, v in enumerate(values)])
+
+
+def test_numbers_of_a_run():
+    fine, gone = run_of(0.1, 0.5, 0.92), run_of(0.1, 0.95, status=DIVERGED)
+    assert fine.after(10) == 0.5 and fine.after(19) == 0.5 and fine.after(100) == 0.92
+    assert gone.after(10) == 0.95 and gone.after(20) is None
+    assert fine.until(0.9) == 20 and fine.until(0.99) is None
+    assert Number.over([1.0, 3.0, None]) == Number(2.0, math.sqrt(2), 2, 3)
+    assert Number.over([None, None]) is None
+
+
+def table_plan(**changes):
+    made = read("mefbo-table2")
+    return dataclasses.replace(
+        made,
+        panels=made.panels[:1],
+        methods=[m for m in made.methods if m.name in ("SimFBO", "MeFBO")],
+        columns=[Column(at=20), Column(reach=0.9)],
+        published={"i.i.d.": {"SimFBO": [91.0, 20], "MeFBO": [92.0, 10]}},
+        **changes,
+    )
+
+
+def test_the_order_of_methods_is_compared_column_by_column():
+    made = table_plan()
+    better, worse = [run_of(0.1, 0.95, 0.95)], [run_of(0.1, 0.5, 0.92)]
+    agree = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): better}
+    assert results.disagreements(made, made.panels[0], agree) == []
+    swapped = {("i.i.d.", "SimFBO"): better, ("i.i.d.", "MeFBO"): worse}
+    assert results.disagreements(made, made.panels[0], swapped) == [
+        "SimFBO is not behind MeFBO (after 20 rounds)",
+        "SimFBO is not behind MeFBO (rounds to 90 %)",
+    ]
+    never = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
+    assert len(results.disagreements(made, made.panels[0], never)) == 2
+
+
+def test_claims_without_numbers_are_compared_at_the_end():
+    made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
+    found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
+    assert results.disagreements(made, made.panels[0], found) == ["SimFBO is not behind MeFBO"]
+    assert "not the paper's order: SimFBO is not behind MeFBO." in summary.comparison(made, found)
+
+
+def test_equal_budgets_are_what_the_thriftiest_method_spent():
+    made = dataclasses.replace(table_plan(), published={}, columns=())
+    found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5)], ("i.i.d.", "MeFBO"): [run_of(0.2, 0.6, 0.9)]}
+    budget = results.budget(list(found.values()))
+    assert budget == (2.0, 8)
+    assert budget.reached(found["i.i.d.", "MeFBO"][0]) == (0.6, 0.6)
+    assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in summary.table(made, found)
+
+
+def test_entries_of_a_table_say_how_many_runs_they_are_of():
+    made = table_plan()
+    assert results.text(made, Column(at=20), Number(0.5, 0.01, 2, 3)) == "50.00 ± 1.00 (2 of 3 runs)"
+    assert results.text(made, Column(at=20), None) == "diverged"
+    assert results.text(made, Column(reach=0.9), None) == "not reached"
+    errors = dataclasses.replace(made, scale="error")
+    assert results.text(errors, Column(at=20), Number(0.9, 0.01, 3, 3)) == "10.00 ± 1.00"
+
+
+def test_unequal_grids_are_refused(tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL.replace("gamma = [0.01, 0.03, 0.1, 0.3]", "gamma = [0.01]"))
+    with pytest.raises(InputError, match=r"grids have \[1, 4\] cells: give each the same number"):
+        read("small", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seeds = 2", "sseeds = 2"), "a reproduction has no 'sseeds'; did you mean seeds"),
+        (('algorithm = "fedavg"', 'algorithm = "fedavgg"'), "there is no algorithm 'fedavgg'; did you mean fedavg"),
+        (('title = "Two methods on quadratics"', ""), "missing .* 'title'"),
+        (("rounds = 40", "rounds = "), "is not a TOML file"),
+        (('scale = "plain"', 'scale = "bar"'), "scale must be one of percent, error, plain"),
+    ],
+)
+def test_errors_in_a_plan_are_named(tmp_path, change, message):
+    (tmp_path / "small.toml").write_text(SMALL.replace(*change))
+    with pytest.raises(InputError, match=message):
+        read("small", tmp_path)
+
+
+def test_wrong_commands_are_refused(plans, tmp_path):
+    with pytest.raises(InputError, match="there is no table or figure 'mefbo-tabel2'; did you mean mefbo-table2"):
+        command("mefbo-tabel2")
+    with pytest.raises(InputError, match="leave out --tune and --publish"):
+        command("mefbo-table2", "--quick", "--tune")
+    with pytest.raises(InputError, match="small has no reduced size"):
+        command("small", "--quick", "--plans", plans)
+    with pytest.raises(InputError, match=r"there is no folder .* of plans"):
+        command("small", "--plans", tmp_path / "nowhere")
+    with pytest.raises(InputError, match="mefbo-fig1 has nothing to tune: its values are those of mefbo-table2"):
+        Study(read("mefbo-fig1"), tmp_path).tune()
+
+
+def test_the_list_names_all(capsys):
+    command("--list")
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in plan.names())
+
+
+def test_of_a_grid_that_diverges_as_a_whole_the_cell_that_lasts_longest_is_taken(tmp_path):
+    (tmp_path / "small.toml").write_text(
+        SMALL.replace("gamma_y = [0.3, 100.0]", "gamma_y = [3.0, 1e9]").replace("every = 10", "every = 1")
+    )
+    study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)
+    study.tune()
+    entry = plan.Chosen(plan.tuned_file("small", tmp_path)).entry("few clients", "SimFBO")
+    assert entry["x_error"] == "diverged" and entry["diverged"] == 4 and entry["values"]["gamma_y"] == 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plan.names())
+def test_every_reduced_size_runs(name, tmp_path):
+    command(name, "--quick", "--out", tmp_path)
+    assert (tmp_path / "results.png").stat().st_size > 10_000
