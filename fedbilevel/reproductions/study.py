@@ -50,7 +50,7 @@ class Study:
         return [self.choice(p, m) for p, m in plan.tuned_lines() if (self._folder("tuning", p, m) / "results.jsonl").exists()]
 
     def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
-        """The best cell of a grid, the one that lasted longest if all diverged; what the paper's values gave if they are in it."""
+        """The best cell of a grid, or the one that lasted longest if all diverged; and what the paper's own values gave."""
         metric = self.reproduction.metric
         folder = SweepFolder(self._folder("tuning", panel, method))
         cells = folder.cells()
