@@ -130,4 +130,4 @@ def _is_paper(cell: Cell, method: Method) -> bool:
 
 
 def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=-]+", "_", name).strip("_")
+    return re.sub(r"[^\w.=-]+", "_", name).strip("_")
