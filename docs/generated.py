@@ -1,4 +1,4 @@
-"""Pages that mkdocs makes from the code: one for each algorithm, an overview of what a step costs, the tasks, the examples."""
+"""Pages that mkdocs makes from the code: algorithms and what a step of each costs, tasks, examples, results."""
 
 import ast
 import html
@@ -15,7 +15,8 @@ from fedbilevel.explain import Explained, explained
 from fedbilevel.registry import Entry
 from fedbilevel.tasks import TASKS
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES, REPRODUCTIONS = ROOT / "examples", ROOT / "reproductions"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,9 +35,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **{f"algorithms/{name}.md": algorithm(name, entry, costs[name]) for name, entry in ALGORITHMS.items()},
         "tasks.md": tasks(),
         "examples.md": examples(),
+        "results.md": (REPRODUCTIONS / "RESULTS.md").read_text().replace("<details>", '<details markdown="1">'),
     }
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
+    for picture in sorted((REPRODUCTIONS / "results").glob("*.png")):
+        files.append(File.generated(config, f"results/{picture.name}", abs_src_path=str(picture)))
     return files
 
 

@@ -25,7 +25,7 @@ from fedbilevel.traffic import Totals
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-GENERATED = {"tasks.md", "examples.md", "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)}
+GENERATED = {"tasks.md", "examples.md", "results.md", "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)}
 
 
 def blocks(path, language):

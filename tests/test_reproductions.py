@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import shutil
 
 import pytest
@@ -246,6 +247,13 @@ def test_entries_of_a_table_say_how_many_runs_they_are_of():
     assert results.text(made, Column(reach=0.9), None) == "not reached"
     errors = dataclasses.replace(made, scale="error")
     assert results.text(errors, Column(at=20), Number(0.9, 0.01, 3, 3)) == "10.00 ± 1.00"
+
+
+def test_the_documented_plan_runs(tmp_path):
+    (toml,) = re.findall(r"```toml\n(.*?)```", (plan.FOLDER.parent / "docs" / "reproductions.md").read_text(), re.S)
+    (tmp_path / "mine.toml").write_text(toml)
+    command("mine", "--plans", tmp_path, "--tune", "--out", tmp_path / "out")
+    assert "two clients in a round: the paper's order." in (tmp_path / "out/results.md").read_text()
 
 
 def test_unequal_grids_are_refused(tmp_path):

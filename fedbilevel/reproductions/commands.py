@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedbilevel.report.styles import Style
     from fedbilevel.reproductions.study import Study
 
+PUBLISHED_WIDTH = 1600  # pixels: a picture in the repository is to be looked at, the one beside the runs to be printed
+
 
 def reproduce(
     name: Annotated[str, typer.Argument(help="The table or figure; --list names all.")] = "",
@@ -116,12 +118,16 @@ def _conclude(console: Console, study: Study, look: Style) -> None:
 
 
 def _publish(console: Console, study: Study, folder: Path) -> None:
+    from PIL import Image
+
     from fedbilevel.reproductions import summary
     from fedbilevel.runs import write_atomically
 
-    stored = folder / "results"
+    stored, name = folder / "results", study.reproduction.name
     stored.mkdir(exist_ok=True)
-    for suffix in (".csv", ".png", ".svg"):
-        write_atomically(stored / f"{study.reproduction.name}{suffix}", (study.path / f"results{suffix}").read_bytes())
+    write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
+    with Image.open(study.path / "results.png") as picture:
+        picture.thumbnail((PUBLISHED_WIDTH, picture.height))
+        picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)
     write_atomically(folder / "RESULTS.md", summary.results_page(folder).encode())
     console.print(f"published: {folder / 'RESULTS.md'}", soft_wrap=True)

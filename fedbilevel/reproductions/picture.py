@@ -45,6 +45,8 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
 
 
 def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     drawn = {}
     for (of, method), runs in results.items():
         if of != panel.name:
@@ -57,6 +59,11 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         drawn[method] = axis.plot(at, values, **look)[0]
         low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
         axis.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    if plan.scale == "error":
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(NullLocator())
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
     return drawn

@@ -147,11 +147,11 @@ class Budget(NamedTuple):
     derivatives: float
 
     def reached(self, run: Run) -> tuple[float | None, float | None]:
-        """A run's metric when it has spent the one, and when it has spent the other."""
-        by_megabytes = [row.value for row in run.rows if row.megabytes <= self.megabytes]
-        by_derivatives = [row.value for row in run.rows if row.derivatives <= self.derivatives]
+        """A run's metric when it has spent the one, and the other; None if that is before its first measurement."""
         if run.status == DIVERGED:
             return None, None
+        by_megabytes = [row.value for row in run.rows[1:] if row.megabytes <= self.megabytes]
+        by_derivatives = [row.value for row in run.rows[1:] if row.derivatives <= self.derivatives]
         return by_megabytes[-1] if by_megabytes else None, by_derivatives[-1] if by_derivatives else None
 
 

@@ -62,7 +62,7 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
 
 def _brief(plan: Reproduction, entry: Number | None) -> str:
     if entry is None:
-        return ""
+        return "–"
     return f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}"
 
 
