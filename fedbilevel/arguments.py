@@ -50,6 +50,7 @@ ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bo
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
 Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
 Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
+Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what the folder already holds of this kind.")]
 
 

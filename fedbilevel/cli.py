@@ -23,6 +23,7 @@ from fedbilevel.arguments import (
     Every,
     Force,
     Knobs,
+    Look,
     LossBound,
     Out,
     Rounds,
@@ -69,7 +70,6 @@ app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 DEMO = {"rounds": 1000, "every": 20}
-Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
 
 
 @app.command()
@@ -139,13 +139,16 @@ def demo(out: Out = None, force: Force = False) -> None:
 
 
 @app.command()
-def resume(directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")]) -> None:
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")], style: Look = "screen"
+) -> None:
     """Go on with runs, or with a sweep, that were stopped or killed."""
+    look = find_style(style)
     if (directory / "sweep.json").exists():
-        return go_on(directory)
+        return go_on(directory, look)
     from fedbilevel.runs import RunFolder
 
-    _execute(directory, RunFolder.find(directory))
+    _execute(directory, RunFolder.find(directory), look)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.arguments import Data, Out, data_folder, fail
+from fedbilevel.arguments import Data, Look, Out, data_folder, fail
 from fedbilevel.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def reproduce(
     publish: Annotated[
         bool, typer.Option("--publish", help="Put the results beside the plan, and write RESULTS.md anew.")
     ] = False,
-    style: Annotated[str, typer.Option(help="Of the picture: screen, or paper for one that goes into a paper.")] = "screen",
+    style: Look = "screen",
     data: Data = "",
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
     out: Out = None,

@@ -18,6 +18,7 @@ from fedbilevel.arguments import (
     Every,
     Force,
     Knobs,
+    Look,
     LossBound,
     Out,
     Rounds,
@@ -35,6 +36,7 @@ from fedbilevel.arguments import (
     whole,
 )
 from fedbilevel.errors import InputError
+from fedbilevel.report.styles import Style, find_style
 
 if TYPE_CHECKING:
     from fedbilevel.sweeps.sweep import SweepFolder
@@ -64,10 +66,12 @@ def sweep(
     every: Every = 100,
     loss_bound: LossBound = 1e6,
     data: Data = "",
+    style: Look = "screen",
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Run a grid of hyperparameters with several seeds each, as one program, and find the best."""
+    look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
     from fedbilevel.sweeps.sweep import Sweep, SweepFolder
@@ -94,17 +98,17 @@ def sweep(
         seeds,
         run,
     )
-    _execute(SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force), by)
+    _execute(SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force), by, look)
 
 
-def go_on(directory: Path) -> None:
+def go_on(directory: Path, style: Style) -> None:
     """Run what is missing of a sweep."""
     from fedbilevel.sweeps.sweep import SweepFolder
 
-    _execute(SweepFolder(directory), "")
+    _execute(SweepFolder(directory), "", style)
 
 
-def _execute(folder: SweepFolder, by: str) -> None:
+def _execute(folder: SweepFolder, by: str, style: Style) -> None:
     from fedbilevel.progress import counted
     from fedbilevel.runs import Interrupted, stop_request
     from fedbilevel.sweeps import picture
@@ -129,7 +133,7 @@ def _execute(folder: SweepFolder, by: str) -> None:
         raise InputError(f"there is no metric {metric!r} to rank by: there are {', '.join(known)}")
     cells = folder.conclude(metric)
     pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
-    picture.grid(described, cells, metric, pictures)
+    picture.grid(described, cells, metric, pictures, style)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in [*described.grid, metric.replace("_", " "), "deviation", "diverged"]:
         table.add_column(name, justify="right")

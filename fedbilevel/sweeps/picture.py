@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedbilevel.report.styles import SCREEN, Style
 from fedbilevel.sweeps.sweep import Cell, Sweep, ranked
 
 
@@ -35,24 +36,35 @@ def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
     return HeatMap(down, across or "", [_text(v) for v in rows], [_text(v) for v in columns], numbers)
 
 
-def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path]) -> None:
+def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path], style: Style = SCREEN) -> None:
     """The heat map, under each of these names; crosses where a run diverged."""
+    import matplotlib
+
+    with matplotlib.rc_context(style.settings):
+        _grid(heat_map(sweep, cells, metric), metric, f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds", paths, style)
+
+
+def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style: Style) -> None:
     from matplotlib.figure import Figure
 
-    down, across, rows, columns, numbers = heat_map(sweep, cells, metric)
-    figure = Figure(figsize=(max(4.5, 1 + 1.1 * len(columns)), max(3, 1.4 + 0.55 * len(rows))), layout="constrained")
+    down, across, rows, columns, numbers = drawn
+    unit = style.settings["font.size"] / 10  # inches grow with the type
+    width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
+    figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     for r, row in enumerate(numbers):
         for c, number in enumerate(row):
             box = dict(boxstyle="round", fc="white", ec="none", alpha=0.8)
-            axis.text(c, r, "×" if math.isnan(number) else f"{number:.3g}", ha="center", va="center", fontsize=9, bbox=box)
+            axis.text(
+                c, r, "×" if math.isnan(number) else f"{number:.3g}", ha="center", va="center", fontsize="small", bbox=box
+            )
     image = axis.imshow(numbers, cmap="cividis", aspect="auto")
     figure.colorbar(image, ax=axis, label=metric.replace("_", " "))
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xticks(range(len(columns)), columns)
-    axis.set(ylabel=down, xlabel=across, title=f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds")
+    axis.set(ylabel=down, xlabel=across, title=title)
     for path in paths:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _text(value: Any) -> str:
