@@ -111,6 +111,21 @@ def test_trusted_samples_are_told_with_their_labels(folders, shown):
     assert np.sum(shown["holdings"][0]["counts"]["training"]) == 90 and len(shown["holdings"]) == 1
 
 
+def test_a_learned_loss_is_told_by_class(opened, tmp_path):
+    folder = executed(tmp_path / "run", "loss-tuning", {}, "simfbo", rounds=5, every=5)
+    shown = contents([folder])
+    omega, delta, tau = np.load(folder.path / "x.npy").reshape(3, 10)
+    classes = shown["runs"][0]["learned"]["classes"]
+    for name, part in {"omega": omega, "delta": delta, "tau": tau}.items():
+        np.testing.assert_allclose(classes[name], part)
+    assert not np.allclose(omega, 1)  # it has moved
+    (tmp_path / "report.html").write_text(page(shown))
+    tab, complaints, _ = opened((tmp_path / "report.html").as_uri())
+    bars = tab.evaluate("[...document.querySelectorAll('#learned .js-plotly-plot')].map((p) => Array.from(p.data[0].y))")
+    np.testing.assert_allclose(bars, [omega, delta, tau], rtol=1e-6)
+    assert complaints == []
+
+
 def test_the_page_opens_without_complaint_or_network_and_its_numbers_are_the_runs(folders, shown, opened, tmp_path):
     (tmp_path / "report.html").write_text(page(shown))
     address = (tmp_path / "report.html").as_uri()
