@@ -174,6 +174,10 @@ def test_images_can_come_from_files(tmp_path):
     np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"].astype(np.float32)})
     with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], and the task's are uint8\[8, 8\]"):
         own.load({"clients": 4})
+    for name, wrong, message in (("lower_place", 440, "must be at most 439, "), ("upper_labels", -1, "must not be below 0")):
+        np.savez(tmp_path / "rows.npz", **arrays | {name: np.append(arrays[name][:-1], np.int32(wrong))})
+        with pytest.raises(InputError, match=message):
+            own.load({"clients": 4})
     np.savez(tmp_path / "rows.npz", upper_images=arrays["upper_images"])
     with pytest.raises(InputError, match="has no array 'upper_labels': data-cleaning needs upper_images, upper_labels"):
         own.load({"clients": 4})
