@@ -66,12 +66,12 @@ def lying_rows():
 
 
 def slow_rows():
-    """The same rows, at a site that takes six seconds for one of its answers."""
+    """The same rows, at a site that takes several seconds for one of its answers."""
     honest, count = ClientRuntime.answer, iter(range(10**9))
 
     def answer(self, data):
         if next(count) == 40:
-            time.sleep(6)
+            time.sleep(4.5)
         return honest(self, data)
 
     ClientRuntime.answer = answer
