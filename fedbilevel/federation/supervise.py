@@ -37,6 +37,7 @@ class Supervisor:
 
     def __init__(self, federation: Federation, say: Callable[[str], None]):
         self.federation, self._say = federation, say
+        self._submitted: set[str] = set()
         self._returns: Counter[str] = Counter()
         self._left_out: set[str] = set()
 
@@ -103,6 +104,7 @@ class Supervisor:
                 (folder.path / name).unlink(missing_ok=True)
             write_job(Path(temporary) / JOB, folder, self.federation.sites)
             job = session.submit_job(str(Path(temporary) / JOB))
+        self._submitted.add(job)
         try:
             return self._followed(session, job, folder, stop, seen)
         except BaseException:  # nobody would follow it
@@ -126,10 +128,9 @@ class Supervisor:
                 _abort(session, job)  # nothing is left to do there, but the engine waits for lost sites
                 break
             try:
-                status = str(session.get_job_meta(job).get("status", ""))
+                status, answered = str(session.get_job_meta(job).get("status", "")), now
                 if said.get("begun") and now - looked > RETURN and not back:
-                    back, looked = self._back(session, job), now
-                answered = now
+                    looked, back = now, self._back(session, job)
             except Exception as error:
                 if _is_lost(error) or now - answered > PATIENCE:
                     raise InputError(self._trouble(error)) from None
@@ -143,7 +144,7 @@ class Supervisor:
     def _back(self, session: Any, job: str) -> list[str]:
         """The sites that are connected and have no part in a running job: a site that was restarted cannot rejoin it."""
         parts: dict[str, set[str]] = {}
-        for part in session.get_client_job_status():
+        for part in session.get_client_job_status() or ():
             known = parts.setdefault(part["client_name"], set())
             known.add(part.get("job_id", part.get("status", "")))
         with_part = {site for site, jobs in parts.items() if job in jobs}
@@ -158,9 +159,9 @@ class Supervisor:
         return [site for site in back if self._returns[site] <= RETURNS]
 
     def _end_orphans(self, session: Any, folder: RunFolder) -> None:
-        """Stop jobs of the run that nobody follows, and wait until nobody works in its folder."""
+        """Stop jobs of the run that another command left, and wait until nobody works in its folder."""
         name = job_name(folder.identity)
-        orphans = {j["job_id"] for j in session.list_jobs() if j.get("job_name") == name and not _ended(j)}
+        orphans = {j["job_id"] for j in session.list_jobs() if j.get("job_name") == name and not _ended(j)} - self._submitted
         if orphans & set(self.running(session)):
             self._say("stopping a job of this run that an earlier command left behind")
         for job in orphans:
