@@ -1,7 +1,8 @@
 """One exchange with four sites over TLS, ours against bare calls of the engine in the same job: `make bench-federation`.
 
 An exchange sends an array to every site and averages what comes back. Bytes are those of the sites' TCP connections to
-the server, TLS and all, against the floats that the run counts, four bytes each.
+the server, TLS and all, against the floats that the run counts, four bytes each. Exits with 1 where ours is too slow, or
+sends too much.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fedbilevel.runs import RunFolder
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 LIMIT = 300.0  # seconds
+SLOWEST = 1.3  # times the bare calls' seconds
+MOST_BYTES, LARGE = 1.1, 100_000  # times the counted bytes, for arrays of more bytes than these
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "fedbilevel", "federation", "start", folder],
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])},
         )
         try:
             results = measured(Supervisor(federation, print), Path(temporary), port)
@@ -49,11 +52,18 @@ def main() -> None:
             process.wait()
     columns = ("array", "ours s", "bare s", "ratio", "counted MB", "on the wire MB", "ratio", "bare on the wire MB")
     print("".join(f"{column:>{len(column) + 3}}" for column in columns))
+    failures = []
     for name, r in results.items():
         times = r["ours seconds"], r["bare seconds"], r["ours seconds"] / r["bare seconds"]
         sizes = r["counted"] / 1e6, r["ours bytes"] / 1e6, r["ours bytes"] / r["counted"], r["bare bytes"] / 1e6
         values = name, *(f"{v:.4f}" for v in times), *(f"{v:.3f}" for v in sizes)
         print("".join(f"{value:>{len(column) + 3}}" for column, value in zip(columns, values, strict=True)))
+        if times[2] > SLOWEST:
+            failures.append(f"{name}: {times[2]:.2f} times the bare calls' time, and at most {SLOWEST} is allowed")
+        if r["counted"] / (2 * len(SITES)) > LARGE and sizes[2] > MOST_BYTES:
+            failures.append(f"{name}: {sizes[2]:.2f} times the counted bytes, and at most {MOST_BYTES} is allowed")
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 def measured(supervisor: Supervisor, folder: Path, port: int) -> dict:
@@ -73,6 +83,8 @@ def measured(supervisor: Supervisor, folder: Path, port: int) -> dict:
     time.sleep(5)  # the server starts
     with supervisor.session() as session:
         while len(supervisor.connected(session)) < len(SITES):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not all sites connected within {LIMIT:.0f} s")
             time.sleep(0.5)
         number = session.submit_job(str(job))
         while not out.exists():

@@ -278,7 +278,10 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
     from fedbilevel.federation.provision import Federation
     from fedbilevel.federation.supervise import Supervisor
 
-    Supervisor(Federation.read(Path(where)), console.print).run(folder, stop, observe)
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True)
+
+    Supervisor(Federation.read(Path(where)), say).run(folder, stop, observe)
 
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:

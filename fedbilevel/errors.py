@@ -1,5 +1,7 @@
 """What can go wrong that is not a defect of the package."""
 
+LONGEST_LINE = 500  # characters
+
 
 class InputError(ValueError):
     """Something the user gave cannot be used: one line with the thing, the value and the remedy."""
@@ -11,3 +13,8 @@ class NotFinite(ArithmeticError):
 
 class Diverged(ArithmeticError):
     """The iterates left the finite numbers, or a loss its bound: one paragraph with what to try."""
+
+
+def in_one_line(text: object) -> str:
+    """What somebody else wrote, as one line for a log: printable, and of bounded length."""
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:LONGEST_LINE]

@@ -158,7 +158,7 @@ class Experiment:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.federation.save(state, step) if self.federation else state)]
 
     def restored(self, arrays: list[np.ndarray]) -> Any:
-        """The state from what `saved` gave; `InputError` if those are not arrays of this run's."""
+        """The state from what `saved` gave; `InputError` if those are not arrays of this run's. May raise `Diverged`."""
         federation, simulated = self.federation, self.state_shapes()
         shapes, structure = jax.tree.flatten(federation.saved_shapes(simulated) if federation else simulated)
         if [(a.shape, a.dtype) for a in arrays] != [(s.shape, s.dtype) for s in shapes]:
@@ -167,7 +167,8 @@ class Experiment:
         if federation is None:
             return state
         init = partial(federation.init, self.algorithm, self.task.x, self.task.y, self._key(0))
-        return federation.restored(state, simulated, lambda: init()[0])
+        with self._finite(Snapshot(None, 0, Totals(), 0.0)):
+            return federation.restored(state, simulated, lambda: init()[0])
 
     def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
         """The moments of the run, the last one at its end; from `start` on if that is given.

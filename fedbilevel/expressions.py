@@ -63,11 +63,11 @@ class Saved(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a client is to compute, whether to send the result back, and which slots it may forget first."""
+    """What a client is to compute, whether to send the result back, and the slots it may not forget before."""
 
     expression: Any
     reply: bool
-    forget: list[int]
+    needed: list[int]
 
 
 EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Measures, Save, Saved, Request)}

@@ -72,8 +72,10 @@ class _Lines:
 
 
 def _value(headline: str, moment: Snapshot) -> str:
-    value = (moment.metrics or {}).get(headline)
-    return f"{headline.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
+    metrics = moment.metrics or {}
+    name = headline if headline in metrics else "upper_loss"  # what sites have of their own may have no known truth
+    value = metrics.get(name)
+    return f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
 
 
 def _bar(console: Console, unit: str) -> Progress:

@@ -2,8 +2,8 @@
 
 What a client is to compute is an expression: a client function's name, a key, and arguments that are arrays,
 values kept at the client, or further expressions. It is sent when the server needs the answer, so that
-`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number until the server has
-forgotten them.
+`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number as long as the server
+needs them: each request says which these are.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Transport(Protocol):
         """Send each client its request at the same time: the replies, and for the others what went wrong."""
 
 
+class Unsent(str):
+    """What went wrong with a request that never left the server, and so is no traffic."""
+
+
 logger = logging.getLogger(__name__)
 NEVER = -1  # the step at which a client that was never asked to saved its values
 
@@ -48,7 +52,8 @@ class Held:
     def __init__(self, federation: RemoteFederation, m: int, make: Make):
         self.slot = federation.new_slot()
         self.make: Make | None = make
-        weakref.finalize(self, federation.forgotten[m].append, self.slot)
+        federation.needed[m].add(self.slot)
+        weakref.finalize(self, federation.needed[m].discard, self.slot)
 
     def expression(self, computed: list[Held]) -> Any:
         """For a request; `computed` gains what the client will keep after it."""
@@ -99,13 +104,11 @@ class RemoteFederation:
     ):
         self.measures = measures
         self.transport, self.weights, self.participation, self.sets = transport, np.asarray(weights), participation, sets
-        self.forgotten: dict[int, list[int]] = {m: [] for m in range(len(weights))}
-        self.absences = 0  # answers of clients that were missing in rounds since the last evaluation
+        self.needed: dict[int, set[int]] = {m: set() for m in range(len(weights))}  # slots, by client
+        self.absences = 0  # answers of clients that were missing since the last evaluation
         self._signatures = signatures
         self._slots = 0
-        self._saved = np.full(
-            len(weights), NEVER, np.int32
-        )  # by client, the step whose values are on its disk for our checkpoint
+        self._saved = np.full(len(weights), NEVER, np.int32)  # by client, the step of the values on its disk
         self._troubles: dict[int, str] = {}
 
     def new_slot(self) -> int:
@@ -142,14 +145,14 @@ class RemoteFederation:
             computed: list[Held] = []
             y = state.y.parts[m].expression(computed) if isinstance(state.y, RemoteRows) else state.y
             wanted[m] = Measures(state.x, y), computed
-        replies, _ = self.ask(wanted, reply=True, types={})
+        replies, errors = self.ask(wanted, reply=True, types={})
         weights = self.weights[list(replies)]
         means = weights / weights.sum() @ np.stack(list(replies.values()))
-        absences, self.absences = self.absences, 0
+        absences, self.absences = self.absences + len(errors), 0
         return {**dict(zip(self.measures, map(float, means), strict=True)), "absences": absences}
 
     def save(self, state: Any, step: int) -> Any:
-        """The state as a checkpoint holds it, once the clients have put their parts on their own disks.
+        """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
 
         In the place of the clients' values it has the step at which each client last saved its own. A client keeps
         those of the checkpoint before too, until the next call says that this one is durable.
@@ -162,20 +165,25 @@ class RemoteFederation:
             wanted[m] = Save(step, values, int(self._saved[m])), computed
         replies, _ = self.ask(wanted, reply=False, types={})
         self._saved[list(replies)] = step
-        return jax.tree.map(lambda leaf: self._saved.copy() if isinstance(leaf, RemoteRows) else leaf, state, is_leaf=_is_rows)
+        where = self._saved.copy()
+        saved = jax.tree.map(lambda leaf: where if isinstance(leaf, RemoteRows) else leaf, state, is_leaf=_is_rows)
+        return saved, np.int32(self.absences)
 
     def saved_shapes(self, shapes: Any) -> Any:
         """The shapes of what `save` gives, from those of a simulated state."""
         where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)
-        return jax.tree.map(lambda leaf: where if isinstance(leaf, PerClient) else leaf, shapes, is_leaf=_is_rows)
+        saved = jax.tree.map(lambda leaf: where if isinstance(leaf, PerClient) else leaf, shapes, is_leaf=_is_rows)
+        return saved, jax.ShapeDtypeStruct((), np.int32)
 
     def restored(self, saved: Any, shapes: Any, start: Callable[[], Any]) -> Any:
         """The state from what `save` gave; `start()` is the run's first one, for clients that never saved theirs."""
-        kinds, leaves = _leaves(shapes), _leaves(saved)
+        saved_state, absences = saved
+        kinds, leaves = _leaves(shapes), _leaves(saved_state)
         rows = [leaf for kind, leaf in zip(kinds, leaves, strict=True) if isinstance(kind, PerClient)]
         if rows:
             self._saved = np.array(rows[0])
         first = _leaves(start()) if rows and NEVER in self._saved else []
+        self.absences = int(absences)
         never = [leaf for leaf in first if isinstance(leaf, RemoteRows)]
 
         def held(place: int) -> RemoteRows:
@@ -194,8 +202,7 @@ class RemoteFederation:
         """Have each client compute its expression; what the expressions hold is then kept there."""
         if not wanted:
             return {}, {}
-        forget = {m: list(self.forgotten[m]) for m in wanted}
-        requests = {m: wire.encode(Request(expression, reply, forget[m])) for m, (expression, _) in wanted.items()}
+        requests = {m: wire.encode(Request(e, reply, sorted(self.needed[m]))) for m, (e, _) in wanted.items()}
         answers, errors = self.transport.ask(requests)
         replies: dict[int, Tree] = {}
         for m, answer in answers.items():
@@ -207,7 +214,6 @@ class RemoteFederation:
                 errors[m] = f"{type(error).__name__}: {error}"
                 continue
             replies[m] = value
-            del self.forgotten[m][: len(forget[m])]
             for held in wanted[m][1]:
                 held.make = None
         self._report(replies, errors)
@@ -277,7 +283,7 @@ class RemoteClients(Clients):
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], dict[int, str]]:
         """As the federation's `ask`, counted as traffic."""
         replies, errors = self.federation.ask(wanted, reply, self._types)
-        down = sum(sent_floats(expression) for expression, _ in wanted.values())
+        down = sum(sent_floats(e) for m, (e, _) in wanted.items() if not isinstance(errors.get(m), Unsent))
         up = sum(floats(r) for r in replies.values())
         rounds, before_up, before_down = self.totals
         self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)

@@ -36,7 +36,8 @@ from fedbilevel.traffic import Totals
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "stop")
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "sites.json", "stop")
 
 
 class Interrupted(Exception):
@@ -47,7 +48,7 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Notes the first SIGINT or SIGTERM, so that a run can stop between two stretches; a second one acts at once."""
+    """Notes the first SIGINT, SIGTERM or SIGHUP, so that a run can stop between two stretches; a second one acts at once."""
 
     signum: int | None = None
 
@@ -68,8 +69,9 @@ def stop_request() -> Iterator[StopRequest]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, note)
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            before[number] = signal.signal(number, note)
     try:
         yield request
     finally:
@@ -185,11 +187,11 @@ class RunFolder:
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
     ) -> None:
         configuration = self.configuration
-        start = self._read_checkpoint(experiment, configuration)
-        kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
-        last_row, saved = kept[-1]["step"] if kept else None, time.monotonic()
         try:
+            start = self._read_checkpoint(experiment, configuration)
+            kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
+            write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
+            last_row, saved = kept[-1]["step"] if kept else None, time.monotonic()
             with (self.path / "metrics.jsonl").open("a") as metrics:
                 for moment in experiment.run(start):
                     if moment.metrics is not None and moment.step != last_row:
@@ -248,18 +250,30 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time runs in the folder; the lock ends with the process, however that ends."""
-    folder = os.open(path, os.O_RDONLY)
+def locked(path: Path, by: str = "") -> Iterator[None]:
+    """One process at a time runs in the folder; the lock ends with the process, however that ends.
+
+    A file of the folder's by which it is locked makes a lock of its own, for whoever has others run there.
+    """
+    lock = os.open(path / by, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(folder)
+        os.close(lock)
         raise InputError(f"{path} is being run by another process: wait for it, or stop it") from None
     try:
         yield
     finally:
-        os.close(folder)
+        os.close(lock)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process runs in the folder."""
+    try:
+        with locked(path):
+            return False
+    except InputError:
+        return True
 
 
 def write_atomically(path: Path, data: bytes) -> None:

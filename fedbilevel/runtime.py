@@ -13,10 +13,12 @@ from fedbilevel import exact, wire
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import is_client_function
 from fedbilevel.errors import InputError
-from fedbilevel.expressions import EXPRESSIONS, Call, Kept, Measures, Part, Save, Saved, Store
+from fedbilevel.expressions import EXPRESSIONS, Call, Kept, Measures, Part, Request, Save, Saved, Store
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
-from fedbilevel.signatures import Signatures, check_arguments, check_finite
+from fedbilevel.signatures import MEASURING, Signatures, check_argument, check_arguments, check_finite
+
+MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
 class Vault(Protocol):
@@ -49,10 +51,12 @@ class ClientRuntime:
     def answer(self, data: bytes) -> bytes:
         """The reply to a request; `InputError` or `NotFinite` if it asks for what a client does not do."""
         request = wire.decode(data, EXPRESSIONS | self._named)
-        for slot in request.forget:
-            self._kept.pop(slot, None)
+        if not isinstance(request, Request):
+            raise InputError("a message is no request: refused")
         if request.reply and not isinstance(request.expression, (Call, Measures)):
             raise InputError("what is kept here does not leave this client: ask for a client function or for measures")
+        needed = set(request.needed)
+        self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
         result = self._evaluate(request.expression)
         return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
 
@@ -62,8 +66,9 @@ class ClientRuntime:
                 return self._recalled(slot)
             case Store(value=value, slot=slot):
                 check_finite("a value to keep", value)
-                self._kept[slot] = value
-                return value
+                if self._signatures is not None:
+                    check_argument(self._signatures, value)
+                return self._keep(slot, value)
             case Part(of=of, path=path):
                 value = self._evaluate(of)
                 for index in path:
@@ -71,23 +76,31 @@ class ClientRuntime:
                 return value
             case Call(function=name, key=key, args=args, slot=slot):
                 value = self._call(name, key, [self._evaluate(a) for a in args])
-                if slot is not None:
-                    self._kept[slot] = value
-                return value
+                return value if slot is None else self._keep(slot, value)
             case Measures(x=x, y=y):
-                return _measures(self._population, self._evaluate(x), self._evaluate(y))
+                point = self._evaluate(x), self._evaluate(y)
+                if self._signatures is not None:
+                    check_arguments(self._signatures, MEASURING, point)
+                return _measures(self._population, *point)
             case Save(step=step, values=values, keep=keep):
+                if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
+                    raise InputError("only what is kept here is saved here: refused")
                 kept = [jax.tree.map(np.asarray, self._evaluate(v)) for v in values]
                 self._disk.save(step, wire.encode(kept), keep)
                 return None
             case Saved(step=step, place=place, slot=slot):
-                self._kept[slot] = wire.decode(self._disk.load(step), self._named)[place]
-                return self._kept[slot]
+                return self._keep(slot, wire.decode(self._disk.load(step), self._named)[place])
             case list():
                 return [self._evaluate(e) for e in expression]
             case _:
                 check_finite("an argument", expression)
                 return expression
+
+    def _keep(self, slot: int, value: Tree) -> Tree:
+        if len(self._kept) >= MOST_KEPT and slot not in self._kept:
+            raise InputError(f"{MOST_KEPT} values are kept here already: refused")
+        self._kept[slot] = value
+        return value
 
     def _recalled(self, slot: int) -> Tree:
         if slot not in self._kept:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel import exact
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import at_client, is_client_function
 from fedbilevel.errors import InputError, NotFinite
@@ -48,10 +49,11 @@ class Signature(NamedTuple):
 
 
 Signatures = Mapping[str, frozenset[Signature]]
+MEASURING = "measuring"  # stands beside the client functions, for the problem's measures at x and y
 
 
 def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array) -> Signatures:
-    """Of all client functions that a start or a step of the algorithm calls, by name."""
+    """Of all client functions that a start or a step of the algorithm calls, by name, and of measuring."""
     seen: dict[str, set[Signature]] = {}
 
     def recorded(name: str, function: Callable[..., Tree]) -> Callable[..., Tree]:
@@ -75,6 +77,8 @@ def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array)
         return simulator.step(watched, state, key)[0]
 
     jax.eval_shape(start_and_step, population, x, y, jax.random.key(0))
+    measured = Shape.of(jax.eval_shape(exact.measures, population, x, y))
+    seen[MEASURING] = {Signature(Shape.of((x, y)), measured)}
     return {name: frozenset(found) for name, found in seen.items()}
 
 
@@ -85,6 +89,14 @@ def check_arguments(known: Signatures, name: str, args: tuple) -> None:
     if not any(s.arguments == given for s in known.get(name, ())):
         wanted = " or ".join(sorted(taken)) or "no call at all"
         raise InputError(f"{name} was asked for with {given}, and this algorithm's takes {wanted}: refused")
+
+
+def check_argument(known: Signatures, value: Tree) -> None:
+    """Raise `InputError` unless every array of a value is of a kind that some call takes."""
+    taken = {array for found in known.values() for s in found for array in s.arguments.arrays}
+    given = Shape.of(value)
+    if not set(given.arrays) <= taken:
+        raise InputError(f"no call of this algorithm takes a value of {given}: refused")
 
 
 def check_result(known: Signatures, name: str, value: Tree) -> None:

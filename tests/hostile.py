@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from nvflare.collab.api.call_opt import CallOption
 
 from fedbilevel import wire
 from fedbilevel.expressions import Call, Request
@@ -33,9 +34,19 @@ class HostileServer(ExperimentServer):
         for name, expression in asked.items():
             said[name] = transport.ask({m: wire.encode(Request(expression, True, [])) for m in range(4)})[1]
         said["garbage"] = transport.ask({m: b"\x80\x04 garbage" for m in range(4)})[1]
-        said["unpublished"] = transport.call("prepare", {m: b"" for m in range(4)})[1]
+        for name in ("prepare", "_begin"):
+            said[name] = {m: forced(line._proxy, name) for m, line in transport._lines.items()}
         (Path(self.folder) / "said.json").write_text(json.dumps(said))
         return experiment
+
+
+def forced(proxy, name):
+    """What a site says to a call that the engine's own server would not even send."""
+    with proxy.app.new_context(proxy.caller_name, proxy.name) as context:
+        try:
+            return str(proxy.backend.call_target(context, proxy.target_name, CallOption(timeout=30.0), name, request=b""))
+        except Exception as error:
+            return str(error)
 
 
 def lying_rows():
@@ -55,12 +66,12 @@ def lying_rows():
 
 
 def slow_rows():
-    """The same rows, at a site that takes six seconds for one of its answers."""
+    """The same rows, at a site that takes several seconds for one of its answers."""
     honest, count = ClientRuntime.answer, iter(range(10**9))
 
     def answer(self, data):
         if next(count) == 40:
-            time.sleep(6)
+            time.sleep(4.5)
         return honest(self, data)
 
     ClientRuntime.answer = answer

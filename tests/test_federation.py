@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SITES = [f"hospital-{m}" for m in range(1, 5)]
 ADMIN = "admin@fedbilevel.org"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
 SMALL = ["--knob", "noise=0.1", "--every", "10"]
 
 
@@ -52,11 +52,11 @@ class Running:
     """A federation in a folder, with a process that keeps its kits running."""
 
     def __init__(self, folder, *names):
-        self.folder, self.names = folder, names or ("server", *SITES)
+        self.folder, self.names = folder, names
         self.start()
 
-    def start(self, *names):
-        options = [o for name in names or self.names for o in ("--site", name)]
+    def start(self):
+        options = [o for name in self.names for o in ("--site", name)]
         with (self.folder / "start.txt").open("ab") as out:
             self.process = subprocess.Popen(
                 [*COMMAND, "federation", "start", self.folder, *options],
@@ -67,6 +67,12 @@ class Running:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+    def kill(self):
+        """With -9, and all that it started."""
+        for victim in [self.process, *(p for name in self.names for p in self.processes(name))]:
+            victim.kill()
         self.process.wait(30)
 
     def log(self, name="server"):
@@ -85,6 +91,9 @@ class Running:
         lines = [f"{k} = {json.dumps(v)}" for k, v in entries.items()]
         (self.folder / name / "local" / "site.toml").write_text("\n".join(lines) + "\n")
 
+    def await_sites(self):
+        until(lambda: status(self.folder).count(": connected") == len(SITES), 90, "all sites to connect")
+
     def serve(self, task="quadratic"):
         """Every site holds its share of a task."""
         for m, site in enumerate(SITES):
@@ -99,12 +108,14 @@ def federation(tmp_path_factory):
     content = json.loads(resources.read_text())
     content["class_allow_list"].append("hostile.HostileServer")
     resources.write_text(json.dumps(content))
-    running = Running(folder)
+    running, last = Running(folder, "server", *SITES[:-1]), Running(folder, SITES[-1])
     try:
         running.serve()
-        until(lambda: "connected" in (s := status(folder)) and "not connected" not in s, 90, "all sites to connect")
+        running.last = last  # a site whose processes nobody starts again
+        running.await_sites()
         yield running
     finally:
+        last.stop()
         running.stop()
         assert not [p for name in ("server", *SITES) for p in running.processes(name)], "processes were left behind"
 
@@ -112,7 +123,7 @@ def federation(tmp_path_factory):
 LOCAL = ["quadratic", "fedbio-local", "--knob", "lower_level=local", *SMALL[:2], "--every", "50", "--rounds", "400"]
 RUNS = {
     "fedmbo": ["quadratic", "fedmbo", *SMALL, "--rounds", "40", "--set", "neumann_terms=4", "--clients-per-round", "3"],
-    "mefbo": ["quadratic", "mefbo", *SMALL, "--rounds", "40"],
+    "mefbo": ["quadratic", "mefbo", *SMALL[:2], "--every", "50", "--rounds", "20000"],
     "fedbioacc": ["quadratic", "fedbioacc", *SMALL, "--rounds", "41", "--set", "local_steps=2"],
     "fedbio-local": LOCAL,
     "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
@@ -164,9 +175,9 @@ def assert_equal(deployed, simulated):
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["fedmbo", "mefbo", pytest.param("commfedbio", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["fedmbo", pytest.param("commfedbio", marks=pytest.mark.slow)])
 def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, simulated, tmp_path, algorithm):
-    """FedBiOAcc and FedBiO-Local: below, with a server that cheats and with a process that is killed."""
+    """FedBiOAcc, FedBiO-Local and MeFBO: below, beside a server that cheats, deaths, and strangers."""
     command("run", *RUNS[algorithm], "--federation", federation.folder, "--out", tmp_path / "deployed")
     found = rows(tmp_path / "deployed")
     assert_equal(found, done(simulated / algorithm))
@@ -182,30 +193,66 @@ def kill_once(federation, run, name, kind, process):
         victim.kill()
 
 
-def started(federation, out, *arguments):
-    return subprocess.Popen(
-        [*COMMAND, "run", *map(str, arguments), "--federation", federation.folder, "--out", out],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-    )
+@pytest.fixture
+def started():
+    """Starts runs in the background; those that a failed test leaves are killed."""
+    processes = []
+
+    def start(federation, out, *arguments):
+        words = [*COMMAND, "run", *map(str, arguments), "--federation", federation.folder, "--out", out]
+        processes.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
-def test_a_killed_job_process_costs_nothing_but_time_and_kept_values_survive(federation, simulated, tmp_path):
+def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(federation, simulated, started, tmp_path):
+    """What the sites keep survives both: the numbers are those of a run that was never interrupted."""
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
     kill_once(federation, out, SITES[1], "worker_process", process)
-    stdout, stderr = process.communicate(timeout=180)
-    assert process.returncode == 0, stdout + stderr
+    job = next(out.glob("*/config.json")).with_name("job.json")
+    until(lambda: not job.exists(), 60, "the next job")
+    until(lambda: job.exists() and "begun" in job.read_text(), 90, "the next job's beginning")
+    kill_once(federation, out, "server", "", process)
+    stdout, stderr = process.communicate(timeout=120)
     assert "going on from the last checkpoint" in stdout
+    assert process.returncode == 2 and "does not answer" in stderr and stderr.count("\n") == 1, stdout + stderr
+    federation.await_sites()
+    command("resume", out)
     assert_equal(rows(out), done(simulated / "fedbio-local"))  # no gap, no double row, and the sites' own y as ever
     identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
     assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2
 
 
+def test_a_run_goes_on_without_a_slow_site_and_ends_without_one_that_was_killed(federation, started, tmp_path):
+    out, before = tmp_path / "deployed", len(federation.log())
+    federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:slow_rows")
+    try:
+        process = started(federation, out, *LOCAL, "--round-timeout", 3)
+        late, back = f"{SITES[1]} did not answer within 3 s", "client 1 takes part again"
+        until(lambda: back in (log := federation.log()[before:]) and late in log, 90, "the slow site to be back")
+        assert process.poll() is None
+        federation.last.kill()
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        federation.serve()
+        federation.last.start()
+    assert process.returncode == 0, stdout + stderr
+    (file,) = out.glob("*/metrics.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["rounds"] for row in found] == list(range(0, int(LOCAL[-1]) + 1, 50))  # no gap, no double row
+    absences = [row["absences"] for row in found]
+    assert max(absences[1:-1]) > 0 and absences[-1] >= 51  # of the killed site: fifty rounds, and the losses
+    assert all(np.isfinite(row["upper_loss"]) for row in found)
+    federation.await_sites()
+
+
 @pytest.mark.slow
-def test_a_site_that_dies_is_left_out_and_taken_in_again_when_it_is_back(federation, tmp_path):
+def test_a_site_that_dies_is_left_out_and_taken_in_again_when_it_is_back(federation, started, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL[:-1], "2000", "--round-timeout", "3")
     kill_once(federation, out, SITES[1], "", process)
@@ -217,44 +264,19 @@ def test_a_site_that_dies_is_left_out_and_taken_in_again_when_it_is_back(federat
 
 
 @pytest.mark.slow
-def test_a_run_ends_without_a_site_that_stays_away(federation, tmp_path):
-    folder = federation.folder.parent / "g"
-    command("federation", "init", folder, "--sites", ",".join(SITES), "--port", free_port())
-    most, one = Running(folder, "server", *SITES[:3]), Running(folder, SITES[3])
-    try:
-        most.serve()
-        until(lambda: status(folder).count(": connected") == 4, 90, "all sites to connect")
-        out = tmp_path / "deployed"
-        process = started(most, out, *LOCAL, "--round-timeout", "3")
-        until(lambda: list(out.glob("*/checkpoint")), 90, "a checkpoint")
-        for victim in [one.process, *most.processes(SITES[3])]:
-            victim.kill()
-        stdout, stderr = process.communicate(timeout=240)
-        assert process.returncode == 0, stdout + stderr
-        (file,) = out.glob("*/metrics.jsonl")
-        found = [json.loads(line) for line in file.read_text().splitlines()]
-        assert [row["rounds"] for row in found] == list(range(0, 401, 50))
-        assert found[0]["absences"] == 0 and found[-1]["absences"] == 50
-    finally:
-        most.stop()
-        one.process.wait(30)
-
-
-@pytest.mark.slow
-def test_after_the_server_was_killed_resume_goes_on(federation, tmp_path):
+def test_a_job_that_a_killed_command_left_is_stopped_by_resume(federation, simulated, started, tmp_path):
     out = tmp_path / "deployed"
-    process = started(federation, out, *LOCAL[:-1], "1500")
-    kill_once(federation, out, "server", "", process)
-    stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 2 and "does not answer" in stderr and stderr.count("\n") == 1, stdout + stderr
-    until(lambda: status(federation.folder).count(": connected") == 4, 120, "all sites to connect again")
-    command("resume", out)
-    command("run", *LOCAL[:-1], "1500", "--knob", "clients=4", "--out", tmp_path / "simulated")
-    assert_equal(rows(out), rows(tmp_path / "simulated"))
+    process = started(federation, out, *LOCAL)
+    until(lambda: list(out.glob("*/checkpoint")), 90, "a checkpoint")
+    process.kill()
+    process.wait()
+    assert not list(out.glob("*/result.json"))
+    assert "stopping a job of this run that an earlier command left behind" in command("resume", out).stdout
+    assert_equal(rows(out), done(simulated / "fedbio-local"))
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, simulated, tmp_path):
+def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, simulated, started, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
     until(lambda: list(out.glob("*/metrics.jsonl")) and rows(out), 90, "the first row")
@@ -267,32 +289,47 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
 
 
 @pytest.mark.slow
-def test_a_slow_site_is_left_out_after_the_round_timeout(federation, tmp_path):
-    federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:slow_rows")
-    try:
-        out = tmp_path / "slow"
-        arguments = ["run", "quadratic", "simfbo", *SMALL[:2], "--every", 50, "--rounds", 1000, "--round-timeout", 1.5]
-        command(*arguments, "--federation", federation.folder, "--out", out)
-    finally:
-        federation.serve()
-    (file,) = out.glob("*/metrics.jsonl")
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [row["rounds"] for row in found] == list(range(0, 1001, 50))
-    assert sum(row["absences"] for row in found) > 0 and found[-1]["absences"] == 0
-    assert f"{SITES[1]} did not answer within 1.5 s" in federation.log() and "client 1 takes part again" in federation.log()
-
-
-@pytest.mark.slow
 def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
     command("federation", "revoke", federation.folder, SITES[3])
     until(lambda: f"{SITES[3]}: not connected" in status(federation.folder), 60, "the site to be gone")
     time.sleep(10)  # it keeps trying
     assert f"{SITES[3]}: not connected" in status(federation.folder)
     command("federation", "revoke", federation.folder, SITES[3], "--readmit")
-    until(lambda: status(federation.folder).count(": connected") == 4, 90, "the site to be back")
+    federation.await_sites()
 
 
 # --- nobody else gets in ---
+
+
+class InProgress:
+    """A long run, beside which others try to get in."""
+
+    def __init__(self, federation, out):
+        words = [*COMMAND, "run", *RUNS["mefbo"], "--federation", federation.folder, "--out", out]
+        self.out = out
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+    def rows(self):
+        return rows(self.out) if list(self.out.glob("*/metrics.jsonl")) else []
+
+
+@pytest.fixture(scope="module")
+def in_progress(federation, tmp_path_factory):
+    run = InProgress(federation, tmp_path_factory.mktemp("in_progress") / "run")
+    until(run.rows, 90, "the first row of a run")
+    yield run
+    run.process.kill()
+    run.process.communicate()
+
+
+@pytest.fixture
+def beside_a_run(in_progress):
+    """The run goes on after what a test does."""
+    assert in_progress.process.poll() is None
+    yield
+    before = len(in_progress.rows())
+    until(lambda: len(in_progress.rows()) > before, 30, "the run to go on")
+    assert in_progress.process.poll() is None
 
 
 def knock(port, certificate=None):
@@ -311,12 +348,14 @@ def port_of(federation):
     return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_without_a_certificate_the_door_is_shut(federation):
     with pytest.raises((ssl.SSLError, ConnectionError)):
         knock(port_of(federation))
     assert "refused a connection from 127.0.0.1" in federation.log() and "peer did not return a certificate" in federation.log()
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
     command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
     with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -324,6 +363,7 @@ def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path)
     assert "certificate verify failed" in federation.log()
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
     with socket.create_connection(("127.0.0.1", port_of(federation))):
         began = time.monotonic()
@@ -348,6 +388,7 @@ def submitted(kit, user, path):
     return done.stdout
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     shutil.copytree(federation.folder / "admin", tmp_path / "kit")
     for name in ("client.crt", "client.key"):
@@ -360,6 +401,7 @@ def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     assert f"user '{SITES[0]}' is not authorized for 'submit_job'" in submitted(tmp_path / "kit", SITES[0], path)
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
     (path / "app" / "custom").mkdir()
@@ -368,12 +410,25 @@ def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     assert "BYOC not permitted" in federation.log()
 
 
+@pytest.mark.usefixtures("beside_a_run")
 def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
     file = path / "app" / "config" / "config_fed_client.json"
     file.write_text(file.read_text().replace("fedbilevel.federation.site.Site", "subprocess.Popen"))
     assert "ABNORMAL" in submitted(federation.folder / "admin", ADMIN, path)
     assert any("'subprocess.Popen'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
+
+
+def test_the_run_beside_all_that_is_unharmed_and_stops_at_ctrl_c(in_progress, simulated):
+    in_progress.process.send_signal(signal.SIGINT)
+    stdout, stderr = in_progress.process.communicate(timeout=60)
+    assert in_progress.process.returncode == 130 and "go on with: fedbilevel resume" in stderr
+    assert "ended early" not in stdout
+    found, expected = in_progress.rows(), done(simulated / "mefbo")
+    assert 4 <= len(found) < len(expected)
+    assert_equal(found, expected[: len(found)])
+    (file,) = in_progress.out.glob("*/metrics.jsonl")
+    assert all(json.loads(line)["absences"] == 0 for line in file.read_text().splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -414,9 +469,12 @@ def test_a_site_refuses_what_its_algorithm_does_not_ask_for(hostile, request_, l
     assert f"refused: {line}" in log  # in the site's own log
 
 
-def test_a_site_answers_to_published_methods_alone(hostile):
-    said, _, _ = hostile
-    assert len(said["unpublished"]) == 4 and not any("True" in answer for answer in said["unpublished"].values())
+@pytest.mark.parametrize("method", ["prepare", "_begin"])
+def test_a_site_answers_to_published_methods_alone(hostile, method):
+    said, _, log = hostile
+    line = f"no method named '{method}' or it is not collab"
+    assert len(said[method]) == 4 and all(line in answer for answer in said[method].values()), said[method]
+    assert line in log
 
 
 def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
@@ -456,6 +514,22 @@ def test_a_site_refuses_another_task_and_the_run_says_so_in_one_line(federation,
     assert "this site is set up for the task quadratic, and the run is of valley: refused" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_site_that_refuses_it(federation, tmp_path):
+    out = tmp_path / "run"
+    federation.configure(SITES[2], task="valley", loader="share", client=2)
+    try:
+        arguments = ["quadratic", "fedavg", *SMALL, "--rounds", 30, "--federation", federation.folder, "--out", out]
+        said = command("run", *arguments).stdout
+    finally:
+        federation.serve()
+    line = f"{SITES[2]}: InputError: this site is set up for the task valley, and the run is of quadratic: refused"
+    assert said.count(line) == 1
+    (file,) = out.glob("*/metrics.jsonl")
+    assert [json.loads(row)["absences"] for row in file.read_text().splitlines()] == [1, 11, 11, 11]
+    assert "x_error" not in rows(out)[-1]  # nobody has heard what data that site has
+
+
 def test_nothing_was_left_outside_the_federations_folder(federation):
     for name in ("server", *SITES):
         for process in federation.processes(name):
@@ -464,7 +538,7 @@ def test_nothing_was_left_outside_the_federations_folder(federation):
                     assert not address or address.ip in ("127.0.0.1", "::1")
             for file in process.open_files():
                 inside = (federation.folder, Path(sys.prefix), Path(sys.base_prefix), HERE.parent)
-                assert "r" in file.mode or any(Path(file.path).is_relative_to(folder) for folder in inside), file
+                assert file.mode == "r" or any(Path(file.path).is_relative_to(folder) for folder in inside), file
 
 
 @pytest.mark.slow

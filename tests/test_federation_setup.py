@@ -3,17 +3,23 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from fedbilevel import cli
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import require_flare
+from fedbilevel.federation.job import job_name
+from fedbilevel.federation.provision import Federation
+from fedbilevel.remote import Unsent
+from fedbilevel.runs import RunFolder, StopRequest, locked
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -174,6 +180,10 @@ def test_images_can_come_from_files(tmp_path):
     np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"].astype(np.float32)})
     with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], and the task's are uint8\[8, 8\]"):
         own.load({"clients": 4})
+    for name, wrong, message in (("lower_place", 440, "must be at most 439, "), ("upper_labels", -1, "must not be below 0")):
+        np.savez(tmp_path / "rows.npz", **arrays | {name: np.append(arrays[name][:-1], np.int32(wrong))})
+        with pytest.raises(InputError, match=message):
+            own.load({"clients": 4})
     np.savez(tmp_path / "rows.npz", upper_images=arrays["upper_images"])
     with pytest.raises(InputError, match="has no array 'upper_labels': data-cleaning needs upper_images, upper_labels"):
         own.load({"clients": 4})
@@ -218,3 +228,159 @@ def test_damaged_or_missing_configurations_are_named(tmp_path):
     (tmp_path / "site.toml").write_text("task = \n")
     with pytest.raises(InputError, match=r"site\.toml is not TOML"):
         SiteData.read(tmp_path / "site.toml")
+
+
+# --- participants, and the supervisor, against engines that misbehave ---
+
+
+class Sites:
+    """A transport of two sites that answer as they are told to."""
+
+    def __init__(self, begin, answer=None):
+        self.answers = {"begin": begin, "answer": answer or {}}
+        self.asked = []
+
+    def call(self, method, requests, timeout=None):
+        self.asked += [(method, m) for m in requests]
+        said = {m: self.answers[method][m].pop(0) for m in requests}
+        return {m: s for m, s in said.items() if isinstance(s, bytes)}, {m: s for m, s in said.items() if isinstance(s, str)}
+
+    def ask(self, requests):
+        return self.call("answer", requests)
+
+
+REFUSED, MISSED = "{}: InputError: this site is set up for another task", "{}: InputError: no run has begun here: refused"
+
+
+def participants(sites):
+    from fedbilevel.federation.participants import Participants
+
+    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"})
+
+
+def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
+    sites = Sites({0: [b"simulated data"], 1: [REFUSED.format("b")]}, {0: [b"1", b"2"]})
+    there = participants(sites)
+    assert list(there.begin(1.0)) == [1] and there.left_out == {1: REFUSED.format("b")}
+    for reply in (b"1", b"2"):
+        replies, errors = there.ask({0: b"?", 1: b"?"})
+        assert replies == {0: reply} and isinstance(errors[1], Unsent)
+    assert ("answer", 1) not in sites.asked
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        ({0: [REFUSED.format("a")], 1: [REFUSED.format("b")]}, InputError),
+        ({0: [REFUSED.format("a")], 1: [Unsent("b is not connected")]}, InputError),
+        ({0: [REFUSED.format("a")], 1: ["b did not answer within 120 s"]}, RuntimeError),
+        ({0: ["a could not be reached (InputError: ...)"], 1: ["b did not answer within 120 s"]}, RuntimeError),
+    ],
+)
+def test_only_a_refusal_by_all_sites_is_the_end(begin, kind):
+    with pytest.raises(kind, match="no site takes part; a") as caught:
+        participants(Sites(begin)).begin(1.0)
+    assert type(caught.value) is kind
+
+
+def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
+    sites = Sites({0: [b"own data"], 1: ["b could not be reached", b"own data"]}, {0: [b"1"], 1: [MISSED.format("b"), b"2"]})
+    there = participants(sites)
+    there.begin(1.0)
+    assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
+    trouble = "b: MemoryError at the site: its log says more"
+    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9, 1: [MISSED.format("b")] * 9}))
+    there.begin(1.0)
+    for _ in range(5):
+        replies, errors = there.ask({0: b"?", 1: b"?"})
+        assert replies == {0: b"1"} and list(errors) == [1]
+    assert there.left_out == {1: trouble} and len(there._transport.answers["begin"][1]) == 9 - 3
+
+
+class Session:
+    """The engine's session, with one job."""
+
+    def __init__(self, jobs=(), parts=()):
+        self.jobs, self.parts, self.aborted = list(jobs), parts, []
+
+    def list_jobs(self):
+        return self.jobs
+
+    def get_system_info(self):
+        running = [j for j in self.jobs if j["status"] == "RUNNING"]
+        return SimpleNamespace(client_info=[], job_info=[SimpleNamespace(job_id=j["job_id"]) for j in running])
+
+    def get_client_job_status(self):
+        return self.parts
+
+    def abort_job(self, job):
+        self.aborted.append(job)
+        next(j for j in self.jobs if j["job_id"] == job)["status"] = "FINISHED:ABORTED"
+
+
+def supervisor(tmp_path, said):
+    from fedbilevel.federation.supervise import Supervisor
+
+    return Supervisor(Federation(tmp_path, "localhost", 8002, ("a", "b")), said.append)
+
+
+def test_a_site_that_never_gets_a_part_does_not_restart_the_job_for_ever(tmp_path):
+    said = []
+    researcher = supervisor(tmp_path, said)
+    session = Session(parts=[{"client_name": "a", "job_id": "1"}, {"client_name": "b", "status": "no jobs"}])
+    assert [researcher._back(session, "1") for _ in range(6)] == [["b"]] * 3 + [[]] * 3
+    assert len(said) == 1 and said[0].startswith("b is connected and got no part in 3 jobs")
+    session.parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
+    assert researcher._back(session, "1") == []
+    session.parts = [session.parts[0], {"client_name": "b", "status": "no jobs"}]
+    assert researcher._back(session, "1") == ["b"]  # it had a part meanwhile
+
+
+def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"identity": "ab"}')
+    jobs = [("1", "ab", "RUNNING"), ("2", "ab", "FINISHED:COMPLETED"), ("3", "cd", "RUNNING"), ("4", "ab", "DISPATCHED")]
+    session = Session({"job_id": j, "job_name": job_name(run), "status": status} for j, run, status in jobs)
+    said = []
+    supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
+    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1
+    monkeypatch.setattr("fedbilevel.federation.supervise.STOPPING", 0.0)
+    with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run still works in"):
+        supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
+
+
+def test_one_command_at_a_time_follows_a_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"identity": "ab"}')
+    with locked(tmp_path, by="config.json"), pytest.raises(InputError, match="is being run by another process"):
+        supervisor(tmp_path, []).run(RunFolder(tmp_path), StopRequest(), lambda moment: None)
+
+
+def test_trouble_with_a_server_that_answers_is_not_called_silence(tmp_path):
+    researcher, lost, other = supervisor(tmp_path, []), ConnectionError("x\ny"), ValueError("z")
+    for error, line in ((lost, "does not answer (ConnectionError: x y)"), (other, "did not do as asked (ValueError: z)")):
+        with pytest.raises(InputError, match=re.escape(line)), researcher._told():
+            raise error
+
+
+def test_what_others_wrote_is_one_short_line():
+    assert in_one_line("a\nERROR b\x1b[2J\r") == "a ERROR b[2J" and len(in_one_line("x" * 10**4)) == 500
+
+
+def test_a_sites_log_is_not_filled_by_refusals(caplog):
+    from fedbilevel.federation.site import MOST_LINES, Site
+
+    site = Site()
+    for k in range(3000):
+        site._log(f"refused: {k}")
+    assert len(caplog.records) == MOST_LINES + 1 + 3 and "one in 1000" in caplog.text
+
+
+def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():
+    script = (
+        "import os, signal, sys\nfrom fedbilevel.runs import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
+        "with stop_request() as stop: os.kill(os.getpid(), signal.SIGHUP); print(stop.signum)"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", script.format(f"signal.{kind}")], capture_output=True, text=True).stdout
+        for kind in ("SIG_DFL", "SIG_IGN")
+    ]
+    assert said == ["1\n", "None\n"]

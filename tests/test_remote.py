@@ -1,5 +1,6 @@
 """An experiment whose steps a federation takes: the simulated numbers, through stops, losses of clients and bad messages."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -15,11 +16,13 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.configuration import Configuration
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.experiment import LOSSES, Experiment, known_at_server
-from fedbilevel.expressions import Call, Request, Store
+from fedbilevel.expressions import Call, Kept, Measures, Request, Save, Store
 from fedbilevel.federation.vault import RUNS, DiskVault
 from fedbilevel.participation import Everyone, Uniform
 from fedbilevel.problem import Pair
+from fedbilevel.remote import Unsent
 from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.runtime import MOST_KEPT
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 from fedbilevel.traffic import Totals, Traffic
@@ -131,12 +134,12 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
 class Flaky:
     """A transport whose clients can fall silent."""
 
-    def __init__(self, transport, silent):
-        self.transport, self.silent = transport, silent
+    def __init__(self, transport, silent, trouble="timed out"):
+        self.transport, self.silent, self.trouble = transport, silent, trouble
 
     def ask(self, requests):
         replies, errors = self.transport.ask({m: r for m, r in requests.items() if m not in self.silent})
-        return replies, errors | {m: "timed out" for m in requests if m in self.silent}
+        return replies, errors | {m: self.trouble for m in requests if m in self.silent}
 
 
 def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is_back(tmp_path):
@@ -147,7 +150,7 @@ def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is
     stop = StopRequest()
     with pytest.raises(Interrupted):
         folder.execute(stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= 3 else None), 0, experiment=experiment)
-    assert folder.rows()[0]["absences"] == 1  # of the one round to start
+    assert folder.rows()[0]["absences"] == 2  # of the one round to start, and of the losses
     experiment, runtimes = on(folder.configuration.experiment(), vaults)
     folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
     assert folder.result["status"] == "finished" and folder.rows()[-1]["absences"] == 0
@@ -156,12 +159,64 @@ def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is
 
 def test_absences_are_counted_and_the_rest_is_weighed_anew():
     task = Quadratic(clients=4, noise=0.0).build()
-    simulated = Experiment(task, fb.SimFBO(), rounds=20, every=10)
-    federated, _ = on(simulated)
+    federated, _ = on(Experiment(task, fb.SimFBO(), rounds=20, every=10))
     federated.federation.transport = Flaky(federated.federation.transport, {1})
     found = [m.row() for m in federated.run() if m.metrics]
-    assert [row["absences"] for row in found] == [0, 10, 10]
-    assert [row["rounds"] for row in found] == [0, 10, 20]
+    assert [row["absences"] for row in found] == [1, 11, 11]  # the losses' included
+    three = dataclasses.replace(task, population=dataclasses.replace(task.population, weights=jnp.array([1, 0, 1, 1]) / 3))
+    alone = [m.row() for m in Experiment(three, fb.SimFBO(), rounds=20, every=10).run() if m.metrics]
+    for ours, theirs in zip(found, alone, strict=True):
+        assert ours["rounds"] == theirs["rounds"]
+        names = ("upper_loss", "lower_loss")
+        np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-9)
+
+
+def test_absences_survive_a_restart(tmp_path):
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("simfbo", rounds=20)})
+    stop = StopRequest()
+    for last in (5, 20):
+        experiment, _ = on(folder.configuration.experiment())
+        experiment.federation.transport = Flaky(experiment.federation.transport, {1})
+
+        def observe(moment, last=last):
+            stop.signum = 2 if moment.step == last < 20 else None
+
+        with contextlib.suppress(Interrupted):
+            folder.execute(stop, observe, experiment=experiment)
+    assert [row["absences"] for row in folder.rows()] == [1, 11, 11]
+
+
+def test_only_what_was_sent_is_traffic_and_absent_clients_cost_no_memory():
+    task, algorithm = Quadratic(clients=3, lower_level="local").build(), fb.FedBiOLocal()
+    down = {}
+    for trouble in ("timed out", Unsent("not connected")):
+        federation, runtimes = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
+        federation.transport = Flaky(federation.transport, {1}, trouble)
+        state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+        sizes = []
+        for k in range(6):
+            state, totals = federation.step(algorithm, state, jax.random.key(k))
+            sizes.append(max(map(len, federation.needed.values())))
+        down[trouble] = totals.down
+        assert sizes[-1] == sizes[2] <= 4 and len(runtimes[0]._kept) <= 4
+    assert down["not connected"] == 2 * task.x.size < down["timed out"]
+
+
+def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
+    """A client that never saved its values starts over, which can fail as any start can."""
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbioacc-local")})
+    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+    experiment, _ = on(folder.configuration.experiment(), vaults)
+    experiment.federation.transport = Flaky(experiment.federation.transport, {2})
+    stop = StopRequest()
+    with pytest.raises(Interrupted):
+        folder.execute(stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= 1 else None), 0, experiment=experiment)
+    experiment, _ = on(folder.configuration.experiment(), vaults)
+    everyone = Flaky(experiment.federation.transport, {0, 1, 2, 3}, "NotFinite: no number")
+    experiment.federation.transport = everyone
+    with pytest.raises(Diverged, match="what all 4 clients computed is not finite"):
+        folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
+    assert folder.result["status"] == "diverged"
 
 
 def test_a_federation_does_not_pool():
@@ -193,6 +248,10 @@ KEY = np.asarray(jax.random.key_data(jax.random.key(0)))
         (lambda t: Call("descend", KEY, (t.x, t.y * np.nan), None), "an argument holds a value that is not finite"),
         (lambda t: Call("descend", KEY, (t.x,), None), r"with float64\[5\], and"),
         (lambda t: Store(t.x * np.inf, 1), "a value to keep holds a value that is not finite"),
+        (lambda t: Store(np.zeros(10**6), 1), r"no call of this algorithm takes a value of float64\[1000000\]: refused"),
+        (lambda t: Measures(t.x, t.y[1:]), r"measuring was asked for with float64\[5\], float64\[7\], and .*8\]: refused"),
+        (lambda t: Save(1, [t.x], -1), "only what is kept here is saved here: refused"),
+        (lambda t: [Store(t.x, slot) for slot in range(MOST_KEPT + 1)], f"{MOST_KEPT} values are kept here already: refused"),
         (lambda t: Call("descend", KEY, (t.x, {"y": t.y}), None), "refused"),
     ],
 )
@@ -200,7 +259,14 @@ def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, messa
     task = Quadratic(clients=2).build()
     _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
     with pytest.raises((InputError, NotFinite), match=message):
-        runtimes[0].answer(wire.encode(Request(expression(task), isinstance(expression(task), Call), [])))
+        runtimes[0].answer(wire.encode(Request(expression(task), isinstance(expression(task), (Call, Measures)), [])))
+
+
+def test_a_client_refuses_a_message_that_is_no_request():
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
+    with pytest.raises(InputError, match="a message is no request: refused"):
+        runtimes[0].answer(wire.encode(Kept(1)))
 
 
 class Lying:
@@ -241,6 +307,7 @@ def test_the_server_refuses_answers_that_are_not_the_algorithms_and_goes_on(answ
 
 
 def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
+    (tmp_path / "a stray file").touch()
     vault = DiskVault(tmp_path, "ab12")
     vault.save(10, b"ten", keep=-1)
     vault.save(20, b"twenty", keep=10)
@@ -254,7 +321,7 @@ def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
         vault.load(30)
     for k in range(20):
         DiskVault(tmp_path, f"{k:x}")
-    assert len(list(tmp_path.iterdir())) == RUNS
+    assert len(list(tmp_path.iterdir())) == RUNS + 1
     for wrong in ("../x", "", "AB", "a/b"):
         with pytest.raises(InputError, match="not a run's identity"):
             DiskVault(tmp_path, wrong)

@@ -119,7 +119,7 @@ class SiteData:
 
 
 def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
-    """Raise `InputError` unless rows have the structure, dtypes and shapes of the task's own, and finite numbers."""
+    """Raise `InputError` unless rows are built as the task's own, of finite numbers, and labels and places that can be."""
     given: Any = jax.tree.structure(rows)
     if given != jax.tree.structure(wanted):
         raise InputError(f"{file}: the {what} rows must be {jax.tree.structure(wanted)}, not {given}")
@@ -132,3 +132,7 @@ def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
             )
         if np.issubdtype(mine.dtype, np.floating) and not np.isfinite(mine).all():
             raise InputError(f"{file}: {name} holds a value that is not finite: mend the data")
+        if np.issubdtype(mine.dtype, np.signedinteger) and mine.min(initial=0) < 0:
+            raise InputError(f"{file}: {name} must not be below 0; given: {mine.min()}")
+        if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would be taken for the last one
+            raise InputError(f"{file}: {name} must be at most {theirs.max()}, the task's last; given: {mine.max()}")

@@ -1,6 +1,7 @@
-"""A run as a job of the engine: what is submitted, and the two small files by which supervisor and job talk.
+"""A run as a job of the engine: what is submitted, and the small files by which supervisor and jobs talk.
 
-job.json    in the run folder, written by the job: that all its sites have begun, or that it has ended, and why
+job.json    in the run folder, written by the job: that its sites have begun, who is left out, that it has ended, and why
+sites.json  in the run folder, written by the job for later ones: what each site said of its data
 stop        in the run folder, written by the supervisor: stop after the next checkpoint
 """
 
@@ -15,10 +16,16 @@ from typing import Any
 from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
 from fedbilevel.runs import RunFolder, write_atomically
 
-STATUS, STOP = "job.json", "stop"
+STATUS, SITES, STOP = "job.json", "sites.json", "stop"
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
 SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says of its data when it begins
+NOT_BEGUN = "no run has begun here"  # what a site says that was told of none
+
+
+def job_name(identity: str) -> str:
+    """Of the jobs of a run, so that those that nobody follows any more can be found."""
+    return f"{JOB}-{identity}"
 
 
 def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
@@ -47,7 +54,7 @@ def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
         ],
         "components": [{"id": "site", "path": SITE_CLASS, "args": {}}],
     }
-    meta = {"name": JOB, "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    meta = {"name": job_name(folder.identity), "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
     config = path / "app" / "config"
     config.mkdir(parents=True)
     for file, content in (

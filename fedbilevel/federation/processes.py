@@ -18,6 +18,7 @@ import psutil
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
+from fedbilevel.runs import STOPS
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
@@ -77,7 +78,7 @@ class KitProcess:
 
 
 def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
-    """Keep the kits' processes running until SIGINT or SIGTERM; then stop them all. One that keeps dying is given up."""
+    """Keep the kits' processes running until a signal says stop; then stop them all. One that keeps dying is given up."""
     deaths: dict[KitProcess, list[float]] = {kit: [] for kit in kits}
     with _signals() as stopped, _nothing_left():
         for kit in kits:
@@ -124,9 +125,10 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Within it, SIGINT and SIGTERM are noted instead of acting."""
+    """Within it, signals to stop are noted instead of acting."""
     seen: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heeded}
     try:
         yield lambda: bool(seen)
     finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from fedbilevel.errors import Diverged, InputError
 from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.engine import documented
-from fedbilevel.federation.job import SIMULATED, STOP, write_status
+from fedbilevel.federation.job import SIMULATED, SITES, STOP, write_status
+from fedbilevel.federation.participants import Participants
 from fedbilevel.remote import RemoteFederation
-from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.runs import Interrupted, RunFolder, StopRequest, write_atomically
 from fedbilevel.signatures import signatures
 from fedbilevel.tasks.base import Task
 from fedbilevel.transports.flare import Flare
@@ -33,6 +36,7 @@ class ExperimentServer:
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
+        self._left_out: list[str] = []
 
     @documented(collab.main)
     def run(self) -> None:
@@ -48,7 +52,7 @@ class ExperimentServer:
         ended: dict[str, Any] = {}
         try:
             experiment = self._experiment(folder.configuration, transport)
-            write_status(folder.path, {"begun": True})
+            write_status(folder.path, {"begun": True, "left_out": self._left_out})
             self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
@@ -80,24 +84,31 @@ class ExperimentServer:
             **{name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")},
             "identity": self.identity,
         }
-        beginnings: dict[int, dict[str, Any]] = {
-            m: {**common, "number": m, "weight": float(w) * population.size} for m, w in enumerate(population.weights)
+        beginnings = {
+            m: json.dumps({**common, "number": m, "weight": float(w) * population.size}).encode()
+            for m, w in enumerate(population.weights)
         }
-        replies, errors = transport.call("begin", {m: json.dumps(b).encode() for m, b in beginnings.items()})
-        for error in errors.values():
-            if "InputError" in error:
-                raise InputError(error)
-            logger.warning("%s", error)
-        if not replies:
-            raise RuntimeError(f"no site takes part; {next(iter(errors.values()))}")
-        if any(reply != SIMULATED for reply in replies.values()):
+        participants = Participants(transport, beginnings, dict(enumerate(self.sites)))
+        for m, error in participants.begin(configuration.round_timeout).items():
+            logger.warning("%s has not begun: %s", self.sites[m], error)
+        self._left_out = list(participants.left_out.values())
+        if not self._all_simulated(participants.data):
             task = _without_truths(task)
         known = signatures(experiment.algorithm, population, task.x, task.y)
         sets = population.problem.sets
         federation = RemoteFederation(
-            transport, population.weights, experiment.participation, sets, known, population.problem.measures
+            participants, population.weights, experiment.participation, sets, known, population.problem.measures
         )
         return dataclasses.replace(experiment, task=task, federation=federation)
+
+    def _all_simulated(self, said: Mapping[int, bytes]) -> bool:
+        """Whether every site says of its data that they are simulated, in this job or in an earlier one of the run."""
+        file, known = Path(self.folder) / SITES, {}
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            known = json.loads(file.read_bytes())
+        known |= {self.sites[m]: word == SIMULATED for m, word in said.items()}
+        write_atomically(file, json.dumps(known).encode())
+        return all(known.get(site) for site in self.sites)
 
 
 def _without_truths(task: Task) -> Task:

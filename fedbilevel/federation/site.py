@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,11 +14,11 @@ import jax
 from nvflare.collab import collab
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.errors import InputError, NotFinite
+from fedbilevel.errors import InputError, NotFinite, in_one_line
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import documented
-from fedbilevel.federation.job import OWN_DATA, SIMULATED
+from fedbilevel.federation.job import NOT_BEGUN, OWN_DATA, SIMULATED
 from fedbilevel.federation.vault import DiskVault
 from fedbilevel.registry import find
 from fedbilevel.runtime import ClientRuntime
@@ -38,7 +39,14 @@ def _unsaid() -> Iterator[None]:
         raise InputError("this site could not load its data; its log says why") from None
 
 
+def _where(error: Exception) -> str:
+    """The last calls that led to an error, the innermost first."""
+    calls = traceback.extract_tb(error.__traceback__)[-6:]
+    return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in reversed(calls))
+
+
 SERVER = "server"  # the engine's name for it
+MOST_LINES = 200  # of refusals in the log of a job, before most are left out
 
 
 class Site:
@@ -46,6 +54,7 @@ class Site:
 
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
+        self._refused = 0
         self._one_at_a_time = threading.Lock()
 
     @documented(collab.init)
@@ -71,11 +80,19 @@ class Site:
                     raise InputError(f"{collab.caller} is not the server: a site answers to nobody else")
                 return [True, work()]
             except (InputError, NotFinite) as error:
-                logger.warning("refused: %s", error)
+                self._log(f"refused: {in_one_line(error)}")
                 return [False, f"{type(error).__name__}: {error}"]
             except Exception as error:
-                logger.exception("a request failed")
+                self._log(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
                 return [False, f"{type(error).__name__} at the site: its log says more"]
+
+    def _log(self, line: str) -> None:
+        """A warning; of very many, which would fill the disk, one in a thousand."""
+        self._refused += 1
+        if self._refused <= MOST_LINES or self._refused % 1000 == 0:
+            logger.warning("%s", line)
+        if self._refused == MOST_LINES:
+            logger.warning("%d requests were refused or failed: from now on one in 1000 is logged", MOST_LINES)
 
     def _begin(self, request: bytes) -> bytes:
         try:
@@ -100,5 +117,5 @@ class Site:
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:
-            raise InputError("no run has begun here: refused")
+            raise InputError(f"{NOT_BEGUN}: refused")
         return self._runtime.answer(request)

@@ -8,25 +8,28 @@ import logging
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.experiment import COUNTERS, Snapshot
 from fedbilevel.federation.engine import require_flare
-from fedbilevel.federation.job import JOB, STATUS, STOP, read_status, write_job
+from fedbilevel.federation.job import JOB, STATUS, STOP, job_name, read_status, write_job
 from fedbilevel.federation.provision import ADMIN, Federation
-from fedbilevel.runs import RunFolder, StopRequest
+from fedbilevel.runs import RunFolder, StopRequest, is_locked, locked
 from fedbilevel.traffic import Totals
 
 POLL = 0.5  # seconds between two looks at a job
 RETURN = 5.0  # seconds between two looks for sites that came back
 CONNECT = 10.0  # seconds in which the server must answer
 GATHER = 30.0  # seconds that sites get to connect before a run goes on without them
-STOPPING = 60.0  # seconds that a job gets to stop after its checkpoint
+PATIENCE = 30.0  # seconds for which a server that is there may fail to say how a job is doing
+STOPPING = 60.0  # seconds, at least, that a job gets to stop after its checkpoint; two rounds may take longer
 DEATHS = 3  # jobs in a row that die before a checkpoint
+RETURNS = 3  # jobs in a row that are restarted for a site that then gets no part
 
 
 class Supervisor:
@@ -34,6 +37,9 @@ class Supervisor:
 
     def __init__(self, federation: Federation, say: Callable[[str], None]):
         self.federation, self._say = federation, say
+        self._submitted: set[str] = set()
+        self._returns: Counter[str] = Counter()
+        self._left_out: set[str] = set()
 
     @contextlib.contextmanager
     def session(self) -> Iterator[Any]:
@@ -42,17 +48,19 @@ class Supervisor:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
+        before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
         (self.federation.admin / "transfer").mkdir(exist_ok=True)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # the engine greets
                 session = new_secure_session(ADMIN, str(self.federation.admin.resolve()), timeout=CONNECT)
         except Exception as error:
-            raise InputError(self._silent(error)) from None
+            signal.signal(signal.SIGPIPE, before)
+            raise InputError(self._trouble(error)) from None
         try:
             yield session
         finally:
             session.close()
+            signal.signal(signal.SIGPIPE, before)
 
     def connected(self, session: Any) -> list[str]:
         """The sites that are connected, in the federation's order."""
@@ -60,13 +68,13 @@ class Supervisor:
         return [site for site in self.federation.sites if site in names]
 
     def running(self, session: Any) -> list[str]:
-        """The jobs that have not ended."""
-        return [j["job_id"] for j in session.list_jobs() if not str(j.get("status", "")).startswith("FINISHED")]
+        """The jobs that have processes; the engine lists those too that a killed server left."""
+        return [job.job_id for job in session.get_system_info().job_info]
 
     def run(self, folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
         """Bring a run to its end, with as many jobs as that takes. Raises `Diverged` or `Interrupted`."""
         deaths, seen = 0, _Seen(observe)
-        with self.session() as session:
+        with locked(folder.path, by="config.json"), self.session() as session:
             while folder.result is None:
                 before = _progress(folder)
                 ended = self._job(session, folder, stop, seen)
@@ -86,29 +94,46 @@ class Supervisor:
 
     def _job(self, session: Any, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
         """One job, until it or the run ends: how the job ended."""
-        for name in (STATUS, STOP):
-            (folder.path / name).unlink(missing_ok=True)
         self._gather(session, stop)
         if stop.signum is not None:
             return "stopped"
         with TemporaryDirectory(dir=self.federation.admin) as temporary, self._told():
+            self._end_orphans(session, folder)
             self._tidy(session)
+            for name in (STATUS, STOP):
+                (folder.path / name).unlink(missing_ok=True)
             write_job(Path(temporary) / JOB, folder, self.federation.sites)
             job = session.submit_job(str(Path(temporary) / JOB))
+        self._submitted.add(job)
+        try:
+            return self._followed(session, job, folder, stop, seen)
+        except BaseException:  # nobody would follow it
+            _abort(session, job)
+            raise
+
+    def _followed(self, session: Any, job: str, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
+        """How a job ended, which is stopped where that is asked for or a site came back."""
         back: list[str] = []
         status, looked, stopping = "", time.monotonic(), math.inf
+        answered, grace = looked, max(STOPPING, 2 * folder.configuration.round_timeout)
         while not status.startswith("FINISHED"):
             time.sleep(POLL)
             seen.look(folder)
             now, said = time.monotonic(), read_status(folder.path)
-            if said.get("ended") or now - stopping > STOPPING:
-                with contextlib.suppress(Exception):  # nothing is left to do there, but the engine waits for lost sites
-                    session.abort_job(job)
+            for line in said.get("left_out", []):
+                if line not in self._left_out:
+                    self._say(f"going on without a site that refuses the run: {line}")
+                    self._left_out.add(line)
+            if said.get("ended") or now - stopping > grace:
+                _abort(session, job)  # nothing is left to do there, but the engine waits for lost sites
                 break
-            with self._told():
-                status = str(session.get_job_meta(job).get("status", ""))
+            try:
+                status, answered = str(session.get_job_meta(job).get("status", "")), now
                 if said.get("begun") and now - looked > RETURN and not back:
-                    back, looked = self._back(session, job), now
+                    looked, back = now, self._back(session, job)
+            except Exception as error:
+                if _is_lost(error) or now - answered > PATIENCE:
+                    raise InputError(self._trouble(error)) from None
             if (stop.signum is not None or back) and stopping == math.inf:
                 stopping = now
                 (folder.path / STOP).touch()
@@ -119,11 +144,33 @@ class Supervisor:
     def _back(self, session: Any, job: str) -> list[str]:
         """The sites that are connected and have no part in a running job: a site that was restarted cannot rejoin it."""
         parts: dict[str, set[str]] = {}
-        for part in session.get_client_job_status():
+        for part in session.get_client_job_status() or ():
             known = parts.setdefault(part["client_name"], set())
             known.add(part.get("job_id", part.get("status", "")))
-        running = any(job in known for known in parts.values())
-        return [s for s in self.federation.sites if running and s in parts and job not in parts[s] and _well(parts[s])]
+        with_part = {site for site, jobs in parts.items() if job in jobs}
+        for site in with_part:
+            del self._returns[site]
+        back = [s for s in self.federation.sites if with_part and s in parts and s not in with_part and _well(parts[s])]
+        self._returns.update(back)
+        for site in back:
+            if self._returns[site] == RETURNS + 1:
+                log = self.federation.folder / site / "console.txt"
+                self._say(f"{site} is connected and got no part in {RETURNS} jobs ({log} says more): going on without it")
+        return [site for site in back if self._returns[site] <= RETURNS]
+
+    def _end_orphans(self, session: Any, folder: RunFolder) -> None:
+        """Stop jobs of the run that another command left, and wait until nobody works in its folder."""
+        name = job_name(folder.identity)
+        orphans = {j["job_id"] for j in session.list_jobs() if j.get("job_name") == name and not _ended(j)} - self._submitted
+        if orphans & set(self.running(session)):
+            self._say("stopping a job of this run that an earlier command left behind")
+        for job in orphans:
+            _abort(session, job)
+        deadline = time.monotonic() + STOPPING
+        while is_locked(folder.path) or orphans & set(self.running(session)):
+            if time.monotonic() > deadline:
+                raise InputError(f"an earlier job of this run still works in {folder.path}: wait for its end, then resume")
+            time.sleep(POLL)
 
     def _gather(self, session: Any, stop: StopRequest) -> None:
         """Wait until all sites are connected, or as long as they get."""
@@ -144,23 +191,25 @@ class Supervisor:
     def _tidy(self, session: Any) -> None:
         """Have the engine forget jobs that ended: their results are in run folders."""
         for job in session.list_jobs():
-            if str(job.get("status", "")).startswith("FINISHED"):
+            if _ended(job):
                 with contextlib.suppress(Exception):  # another researcher may have done it
                     session.delete_job(job["job_id"])
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Within it, a server that does not answer is said in one line."""
+        """Within it, trouble with the server is said in one line."""
         try:
             yield
         except InputError:
             raise
         except Exception as error:
-            raise InputError(self._silent(error)) from None
+            raise InputError(self._trouble(error)) from None
 
-    def _silent(self, error: Exception) -> str:
-        f, said = self.federation, " ".join(str(error).split())
-        return f"the server at {f.host}:{f.port} does not answer ({type(error).__name__}: {said}): start it, then resume"
+    def _trouble(self, error: Exception) -> str:
+        server, said = f"the server at {self.federation.host}:{self.federation.port}", in_one_line(error)
+        if _is_lost(error):
+            return f"{server} does not answer ({type(error).__name__}: {said}): start it, then resume"
+        return f"{server} did not do as asked ({type(error).__name__}: {said}): mend that, then resume"
 
 
 class _Seen:
@@ -176,6 +225,22 @@ class _Seen:
                 step, *totals, seconds = (row[name] for name in COUNTERS)
                 metrics = {name: value for name, value in row.items() if name not in COUNTERS}
                 self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics))
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether an error says that there is no connection to the server any more."""
+    from nvflare.fuel.flare_api.api_spec import SessionClosed
+
+    return isinstance(error, (OSError, SessionClosed))
+
+
+def _ended(job: dict[str, Any]) -> bool:
+    return str(job.get("status", "")).startswith("FINISHED")
+
+
+def _abort(session: Any, job: str) -> None:
+    with contextlib.suppress(Exception):  # it has ended, or the server has
+        session.abort_job(job)
 
 
 def _well(jobs: set[str]) -> bool:

@@ -22,7 +22,7 @@ class DiskVault:
         self._folder = folder / run
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.touch()
-        others = sorted((p for p in folder.iterdir() if p.name != run), key=lambda p: p.stat().st_mtime)
+        others = sorted((p for p in folder.iterdir() if p.name != run and p.is_dir()), key=lambda p: p.stat().st_mtime)
         for old in others[: max(0, len(others) + 1 - RUNS)]:
             shutil.rmtree(old)
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from nvflare.collab import CollabCallError
 
-LONGEST_LINE = 500  # characters of what a site says is wrong
+from fedbilevel.errors import in_one_line
+from fedbilevel.remote import Unsent
+
 LONGEST_CALL = 24 * 3600.0  # seconds; the rounds have a shorter limit of their own
 Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
 
@@ -32,18 +34,23 @@ class Flare:
         """Send each site its request at the same time: the replies, and for the others what went wrong."""
         return self.call("answer", requests)
 
-    def call(self, method: str, requests: Mapping[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
-        """The same, for any method that sites publish."""
+    def call(
+        self, method: str, requests: Mapping[int, bytes], timeout: float | None = None
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        """The same, for any method that sites publish, and within a time limit of its own."""
+        limit = self._timeout if timeout is None else timeout
         self._late = {m: future for m, future in self._late.items() if not future.done()}
-        errors = {m: f"{self._names[m]} is not connected" for m in requests if m not in self._lines}
-        errors |= {m: f"{self._names[m]} has not yet answered an earlier request" for m in requests if m in self._late}
+        errors: dict[int, str] = {m: Unsent(f"{self._names[m]} is not connected") for m in requests if m not in self._lines}
+        for m in requests:
+            if m in self._late:
+                errors[m] = Unsent(f"{self._names[m]} has not yet answered an earlier request")
         futures = {m: self._lines[m].call(method, request) for m, request in requests.items() if m not in errors}
-        wait(futures.values(), self._timeout)
+        wait(futures.values(), limit)
         replies: dict[int, bytes] = {}
         for m, future in futures.items():
             if not future.done():
                 self._late[m] = future
-                errors[m] = f"{self._names[m]} did not answer within {self._timeout:g} s"
+                errors[m] = f"{self._names[m]} did not answer within {limit:g} s"
                 continue
             done, value = future.result()
             if done:
@@ -82,7 +89,7 @@ class _Line:
             case [True, bytes(value)]:
                 return True, value
             case [False, str(line)]:
-                said = "".join(c for c in " ".join(line.split()) if c.isprintable())[:LONGEST_LINE]
+                said = in_one_line(line)
                 return False, said if said.startswith("NotFinite") else f"{self._name}: {said}"
             case _:
                 return False, f"{self._name} answered something that is no reply of ours"
