@@ -127,5 +127,6 @@ def _settings(name: str, entry: Entry) -> str:
 
 
 def _constructor(entry: Entry) -> str:
-    fixed = ", ".join(f"{name}={value!r}" for name, value in entry.preset.items() if value != getattr(entry.load(), name))
-    return f"fedbilevel.{entry.name}({fixed})"
+    own = {**entry.defaults, **entry.preset}
+    given = ", ".join(f"{name}={value!r}" for name, value in own.items() if value != getattr(entry.load(), name))
+    return f"fedbilevel.{entry.name}({given})"

@@ -1,6 +1,7 @@
 """The papers' tables and figures: plans that can be run, runs that go on, and tables that say what the runs said."""
 
 import dataclasses
+import json
 import math
 import re
 import shutil
@@ -74,8 +75,7 @@ def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypa
     monkeypatch.setattr(configuration, "_data_folder", lambda dataset, given: given)  # the data need not be here
     reproduction = read(name)
     for panel, method in reproduction.lines():
-        sweep = reproduction.reported(panel, method, plan.chosen_values(reproduction, panel, method))
-        sweep.configuration({}, 1)
+        reproduction.reported(panel, method, {}).configuration({}, 1)
     for panel, method in reproduction.tuned_lines():
         sweep = reproduction.tuning(panel, method)
         for cell in sweep.cells():
@@ -105,6 +105,14 @@ def test_chosen_values_are_cells_of_the_grid(name):
         panel, method = lines[entry["panel"], entry["method"]]
         assert entry["values"] in reproduction.tuning(panel, method).cells()
         assert not set(entry["seeds"]) & set(reproduction.reported(panel, method, {}).seed_numbers())
+
+
+@pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
+def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
+    described = summary.description(Study(read(name), plan.FOLDER))
+    assert described == json.loads((plan.FOLDER / f"results/{name}.json").read_bytes())
+    stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
+    assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
 
 
 def test_the_page_of_results_is_what_the_stored_numbers_say():
@@ -176,6 +184,34 @@ def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatc
     assert (copy / "results.csv").read_text() == (finished.path / "results.csv").read_text()
 
 
+def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
+    shutil.copy(plans / "small.toml", tmp_path)
+    study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)
+    with pytest.raises(InputError, match=r"no values are chosen yet for few clients, SimFBO: do that with .*--tune"):
+        study.run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, plans, tmp_path, monkeypatch):
+    shutil.copytree(finished.path, tmp_path / "out")
+    (tmp_path / "better.toml").write_text("[hyperparameters.simfbo]\ngamma_y = 0.1\n")
+    command("small", "--plans", plans, "--out", tmp_path / "out", "--settings", tmp_path / "better.toml")
+    before, after = (results.from_csv(p / "results.csv") for p in (finished.path, tmp_path / "out"))
+    assert before["few clients", "FedAvg"] == after["few clients", "FedAvg"]
+    assert before["few clients", "SimFBO"] != after["few clients", "SimFBO"]
+    used = sweep_module.SweepFolder(tmp_path / "out/lines/few_clients/SimFBO").sweep.configuration({}, 1).hyperparameters
+    chosen = plan.Chosen(plan.tuned_file("small", plans)).entry("few clients", "SimFBO")["values"]
+    assert used["gamma_y"] == 0.1 and used["gamma_x"] == chosen["eta_x+gamma_x"]
+
+
+def test_numbers_of_a_plan_that_has_changed_are_not_shown_with_it(finished, plans, tmp_path):
+    shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 40", "rounds = 50"))
+    assert "Its plan has changed since it was run: publish it anew." in summary.results_page(tmp_path)
+    (tmp_path / "results/small.csv").unlink()
+    assert "Not run at full size yet." in summary.results_page(tmp_path)
+
+
 def test_the_command_leaves_a_table_a_picture_and_the_page(finished, plans):
     assert {"results.csv", "results.md", "results.png", "results.svg"} <= {p.name for p in finished.path.iterdir()}
     page = (plans / "RESULTS.md").read_text()
@@ -222,6 +258,16 @@ def test_the_order_of_methods_is_compared_column_by_column():
     ]
     never = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
     assert len(results.disagreements(made, made.panels[0], never)) == 2
+    both_never = {("i.i.d.", "SimFBO"): [run_of(0.1, status=DIVERGED)], ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
+    assert results.disagreements(made, made.panels[0], both_never) == []
+
+
+def test_a_method_of_which_fewer_runs_came_so_far_is_behind():
+    made = table_plan()
+    some = [run_of(0.1, 0.99, 0.99), run_of(0.1, 0.5, status=DIVERGED, seed=2)]
+    all_of_them = [run_of(0.1, 0.95, 0.95), run_of(0.1, 0.95, 0.95, seed=2)]
+    assert results.disagreements(made, made.panels[0], {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}) == []
+    assert results.disagreements(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some})
 
 
 def test_claims_without_numbers_are_compared_at_the_end():
@@ -237,6 +283,9 @@ def test_equal_budgets_are_what_the_thriftiest_method_spent():
     budget = results.budget(list(found.values()))
     assert budget == (2.0, 8)
     assert budget.reached(found["i.i.d.", "MeFBO"][0]) == (0.6, 0.6)
+    assert budget.reached(run_of(0.2, 0.7, 0.8, status=DIVERGED)) == (0.7, 0.7)  # it diverged later
+    assert results.Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
+    assert results.Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
     assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in summary.table(made, found)
 
 
@@ -283,6 +332,8 @@ def test_wrong_commands_are_refused(plans, tmp_path):
         command("mefbo-tabel2")
     with pytest.raises(InputError, match="leave out --tune and --publish"):
         command("mefbo-table2", "--quick", "--tune")
+    with pytest.raises(InputError, match="--settings is for a look"):
+        command("mefbo-table2", "--settings", plans / "small.toml", "--publish")
     with pytest.raises(InputError, match="small has no reduced size"):
         command("small", "--quick", "--plans", plans)
     with pytest.raises(InputError, match=r"there is no folder .* of plans"):

@@ -27,14 +27,8 @@ ALGORITHMS = {
     "fbo-aggitd": _entry("fbo_aggitd", "FBOAggITD", "y and the hypergradient in one loop of rounds", XIAO),
     "mefbo": _entry("mefbo", "MeFBO", "first order only; the lower level may be non-convex", MEFBO),
     "fednest": _entry(
-        "fedmbo",
-        "FedMBO",
-        "FedSVRG on y, one shared Neumann chain (IHGP)",
-        TARZANAGH,
-        estimator="ihgp",
-        lower_solver="fedsvrg",
-        local_upper=True,
-    ),
+        "fedmbo", "FedMBO", "FedSVRG on y, one shared Neumann chain (IHGP)", TARZANAGH, estimator="ihgp", local_upper=True
+    )._replace(defaults={"lower_solver": "fedsvrg"}),
     "lfednest": _entry("lfednest", "LFedNest", "FedNest with local hypergradients: biased", TARZANAGH, pooled=False),
     "simfbo": _entry("simfbo", "SimFBO", "one loop, one round per step", YANG, rescale=False),
     "shrofbo": _entry("simfbo", "SimFBO", "SimFBO for unequal numbers of local steps", YANG, rescale=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.arguments import Data, Look, Out, data_folder, fail
+from fedbilevel.arguments import Data, Look, Out, Settings, SettingsFile, data_folder, fail
 from fedbilevel.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def reproduce(
     ] = False,
     style: Look = "screen",
     data: Data = "",
+    settings: SettingsFile = None,
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
     out: Out = None,
 ) -> None:
@@ -52,11 +54,13 @@ def reproduce(
     plan = read(name, folder)
     if quick and (tune or publish):
         raise InputError("--quick is for a look: leave out --tune and --publish")
+    if settings and publish:
+        raise InputError("--settings is for a look: what is published has the chosen values")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
-    study = Study(plan, path, data_folder(data), folder)
+    study = Study(plan, path, data_folder(data), folder, Settings(settings).hyperparameters)
     _execute(console, study, tune)
-    _conclude(console, study, look)
+    _conclude(console, study, look, reduced=quick)
     if publish:
         _publish(console, study, folder)
 
@@ -98,7 +102,7 @@ def _execute(console: Console, study: Study, tune: bool) -> None:
         fail(f"stopped; the same command goes on with what is missing in {study.path}", 128 + interrupted.signum)
 
 
-def _conclude(console: Console, study: Study, look: Style) -> None:
+def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> None:
     from fedbilevel.reproductions import picture, results, summary
     from fedbilevel.runs import write_atomically
 
@@ -111,7 +115,7 @@ def _conclude(console: Console, study: Study, look: Style) -> None:
     picture.draw(plan, found, pictures, look)
     console.print()
     console.print(Markdown(said))
-    if plan.reduced:
+    if reduced:
         console.print("note: a reduced size on other data than the paper's: not to be compared with its numbers")
     console.print(f"\nruns: {path}\ntable: {path / 'results.csv'}, {path / 'results.md'}", soft_wrap=True)
     console.print(f"pictures: {', '.join(map(str, pictures))}", soft_wrap=True)
@@ -126,6 +130,7 @@ def _publish(console: Console, study: Study, folder: Path) -> None:
     stored, name = folder / "results", study.reproduction.name
     stored.mkdir(exist_ok=True)
     write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
+    write_atomically(stored / f"{name}.json", (json.dumps(summary.description(study), indent=1) + "\n").encode())
     with Image.open(study.path / "results.png") as picture:
         picture.thumbnail((PUBLISHED_WIDTH, picture.height))
         picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)

@@ -70,8 +70,9 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
 
 
 def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[float], list[float], list[float]]:
-    """Where, the mean and the deviation, of the moments that all runs have."""
-    moments = list(zip(*(run.rows for run in runs), strict=False))
+    """Where, the mean and the deviation, over the runs that have come so far."""
+    longest = max(len(run.rows) for run in runs)
+    moments = [[run.rows[k] for run in runs if k < len(run.rows)] for k in range(longest)]
     values = [[row.value for row in moment] for moment in moments]
     return (
         [statistics.fmean(position(row) for row in moment) for moment in moments],

@@ -37,6 +37,8 @@ class Panel:
     run: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
     grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # by method, instead of its own
+    papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, instead of its own `paper`
+    claimed: Sequence[Sequence[str]] | None = None  # instead of the reproduction's
     tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
     quick: Mapping[str, Any] = field(default_factory=dict)  # the knobs where all is reduced
 
@@ -86,14 +88,11 @@ class Reproduction:
     run: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[Column] = ()
     published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
-    claimed: Sequence[
-        Sequence[str]
-    ] = ()  # the methods in the paper's order, best first, those that it does not tell apart together
+    claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; methods that it does not tell apart together
     says: str = ""  # the paper's finding in words
     why: str = ""  # where ours differs, the reason
     tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
     quick: Mapping[str, Any] = field(default_factory=dict)
-    reduced: bool = False
 
     def __post_init__(self) -> None:
         for panel in self.panels:
@@ -106,6 +105,10 @@ class Reproduction:
         budgets = {math.prod(map(len, grid.values())) for grid in grids if grid}
         if len(budgets) > 1:
             raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
+
+    def claims(self, panel: Panel) -> Sequence[Sequence[str]]:
+        """The paper's order of methods in a panel."""
+        return self.claimed if panel.claimed is None else panel.claimed
 
     def lines(self) -> list[tuple[Panel, Method]]:
         """What is to be run, panel by panel."""
@@ -137,7 +140,7 @@ class Reproduction:
         run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run}
         run |= {"rounds": self.rounds, "data": data}
         knobs = {**self.knobs, **panel.knobs, **method.knobs}
-        values = {**method.hyperparameters, **panel.hyperparameters.get(method.name, {}), **untied(chosen)}
+        values = {**fixed(panel, method), **untied(chosen)}
         return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
 
     def small(self) -> Reproduction:
@@ -154,20 +157,24 @@ class Reproduction:
             rounds=self.quick["rounds"],
             every=max(1, self.quick["rounds"] // 10),
             seeds=2,
-            panels=[
-                replace(p, task="", knobs=p.quick, run={}, hyperparameters={}, grids={}) for p in self.panels if p.name in kept
-            ],
+            panels=[Panel(name=p.name, knobs=p.quick) for p in self.panels if p.name in kept],
             methods=[
-                replace(m, hyperparameters=m.quick, grid={}, paper={}, knobs={}, run={})
+                Method(name=m.name, algorithm=m.algorithm, hyperparameters=m.quick, panels=m.panels)
                 for m in self.methods
                 if m.name in methods
             ],
             columns=[Column(at=self.quick["rounds"])] if self.columns else (),
             published={},
             claimed=(),
+            says="",
+            why="",
             tuned_by="",
-            reduced=True,
         )
+
+
+def fixed(panel: Panel, method: Method) -> dict[str, Any]:
+    """A line's hyperparameters that are not tuned."""
+    return {**method.hyperparameters, **panel.hyperparameters.get(method.name, {})}
 
 
 class Chosen:
@@ -184,10 +191,13 @@ class Chosen:
 
 def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
     """The tuned values of a line: its own, or those of the line that it refers to."""
-    if reproduction.reduced:
+    if not (method.grid or reproduction.tuned_by):
         return {}
-    chosen = Chosen(tuned_file(reproduction.tuned_by or reproduction.name, folder))
-    return dict(chosen.entry(panel.tuned_as or panel.name, method.tuned_as or method.name).get("values", {}))
+    name, line = reproduction.tuned_by or reproduction.name, (panel.tuned_as or panel.name, method.tuned_as or method.name)
+    entry = Chosen(tuned_file(name, folder)).entry(*line)
+    if not entry:
+        raise InputError(f"no values are chosen yet for {', '.join(line)}: do that with 'fedbilevel reproduce {name} --tune'")
+    return dict(entry["values"])
 
 
 def tuned_file(name: str, folder: Path = FOLDER) -> Path:

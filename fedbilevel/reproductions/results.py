@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +43,14 @@ class Run(NamedTuple):
 
     def after(self, rounds: int) -> float | None:
         """The metric after so many rounds; None if the run had diverged by then."""
-        reached = [row for row in self.rows if row.rounds <= rounds]
-        gone = self.status == DIVERGED and self.rows[-1].rounds < rounds
-        return None if gone or not reached else reached[-1].value
+        return self.when(lambda row: row.rounds, rounds)
+
+    def when(self, spent: Callable[[Row], float], limit: float) -> float | None:
+        """The metric when so much was spent, or last before; None if the run had diverged, or was not measured by then."""
+        reached = [row for row in self.rows if spent(row) <= limit]
+        if not reached or (self.status == DIVERGED and len(reached) == len(self.rows) and spent(reached[-1]) < limit):
+            return None
+        return reached[-1].value
 
     def until(self, value: float) -> int | None:
         """The rounds until the metric was at least so large; None if it never was."""
@@ -87,7 +93,7 @@ def collect(study: Study) -> Results:
                         (float(row["floats_up"] or 0) + float(row["floats_down"] or 0)) * BYTES_PER_FLOAT / 1e6,
                         spent.gradients,
                         spent.products,
-                        float(row[metric] or 0.0),
+                        math.nan if (value := row[metric]) is None else float(value),
                     )
                     for row, spent in zip(outcome.rows, spent_by_row, strict=True)
                 ],
@@ -141,24 +147,28 @@ def number(runs: Sequence[Run], column: Column) -> Number | None:
 
 
 class Budget(NamedTuple):
-    """What every method of a panel can spend: the least that one of them spent in all."""
+    """What every method of a panel can spend: the least that one of them spent in all, on the average."""
 
     megabytes: float
     derivatives: float
 
     def reached(self, run: Run) -> tuple[float | None, float | None]:
-        """A run's metric when it has spent the one, and the other; None if that is before its first measurement."""
-        if run.status == DIVERGED:
-            return None, None
-        by_megabytes = [row.value for row in run.rows[1:] if row.megabytes <= self.megabytes]
-        by_derivatives = [row.value for row in run.rows[1:] if row.derivatives <= self.derivatives]
-        return by_megabytes[-1] if by_megabytes else None, by_derivatives[-1] if by_derivatives else None
+        """A run's metric when it has spent the one, and the other; None if it had diverged, or was not measured by then."""
+        measured = run._replace(rows=run.rows[1:])
+        return (
+            measured.when(lambda row: row.megabytes, self.megabytes),
+            measured.when(lambda row: row.derivatives, self.derivatives),
+        )
 
 
 def budget(lines: Sequence[Sequence[Run]]) -> Budget:
-    """Of a panel's lines, those aside that diverged."""
-    ends = [run.rows[-1] for runs in lines for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in lines[0]]
-    return Budget(min(row.megabytes for row in ends), min(row.derivatives for row in ends))
+    """Of a panel's lines, runs aside that diverged."""
+    ended = [[run.rows[-1] for run in runs if run.status != DIVERGED] for runs in lines]
+    ends = [line for line in ended if line]
+    return Budget(
+        min((max(row.megabytes for row in line) for line in ends), default=0.0),
+        min((max(row.derivatives for row in line) for line in ends), default=0.0),
+    )
 
 
 def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[str]:
@@ -166,12 +176,12 @@ def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[st
     methods = [m for p, m in plan.lines() if p.name == panel.name]
     if panel.name in plan.published:
         return _against_numbers(plan, panel, methods, results)
-    better = higher_is_better(plan.metric)
+    better, claimed = higher_is_better(plan.metric), plan.claims(panel)
     last = {m.name: number(results[panel.name, m.name], Column(at=plan.rounds)) for m in methods}
     wrong = []
-    for k, group in enumerate(plan.claimed):
+    for k, group in enumerate(claimed):
         for ahead in group:
-            for behind in (name for later in plan.claimed[k + 1 :] for name in later):
+            for behind in (name for later in claimed[k + 1 :] for name in later):
                 if ahead in last and behind in last and not _is_ahead(last[ahead], last[behind], better):
                     wrong.append(f"{behind} is not behind {ahead}")
     return wrong
@@ -193,11 +203,11 @@ def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[Method]
 
 
 def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:
-    """Whether a is better than b; a number that no run has is worse than any."""
+    """Whether a is better than b, or neither is anything; the one that more of its runs have is better."""
     if a is None or b is None:
-        return b is None and a is not None
-    if a.of < a.runs and b.of == b.runs:
-        return False
+        return b is None
+    if a.of / a.runs != b.of / b.runs:
+        return a.of / a.runs > b.of / b.runs
     return a.mean > b.mean if higher else a.mean < b.mean
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import InputError
-from fedbilevel.reproductions.plan import FOLDER, Method, Panel, Reproduction, chosen_values, tuned_file, tuned_text
+from fedbilevel.reproductions.plan import FOLDER, Method, Panel, Reproduction, chosen_values, fixed, tuned_file, tuned_text
 from fedbilevel.runs import write_atomically
-from fedbilevel.sweeps.sweep import Cell, Sweep, SweepFolder, ranked
+from fedbilevel.sweeps.sweep import Cell, Sweep, SweepFolder, ranked, untied
 from fedbilevel.sweeps.together import DIVERGED
 from fedbilevel.work import Tally, Work
 
@@ -27,8 +29,16 @@ Observe = Callable[[str, int], None]  # told the line under way and its rounds
 class Study:
     """A reproduction and the folder of its runs."""
 
-    def __init__(self, reproduction: Reproduction, path: Path, data: str = "", plans: Path = FOLDER):
-        self.reproduction, self.path, self._data, self._plans = reproduction, path, data, plans
+    def __init__(
+        self,
+        reproduction: Reproduction,
+        path: Path,
+        data: str = "",
+        plans: Path = FOLDER,
+        settings: Callable[[str], Mapping[str, Any]] = lambda algorithm: {},
+    ):
+        """`settings` gives values of an algorithm's that go before those that are chosen."""
+        self.reproduction, self.path, self._data, self._plans, self._settings = reproduction, path, data, plans, settings
 
     def tune(self, observe: Observe = lambda line, rounds: None) -> None:
         """Run the grids, and write the chosen values beside the plan."""
@@ -66,28 +76,28 @@ class Study:
             "cells": len(cells),
             "diverged": sum(bool(cell.diverged) for cell in cells),
         }
-        published = [cell for cell in cells if method.paper and _is_paper(cell, method)]
-        if published:
+        paper = panel.papers.get(method.name, method.paper)
+        published = [c for c in cells if untied(paper).items() <= {**fixed(panel, method), **untied(c.values)}.items()]
+        if paper and published:
             choice["with_paper_values"] = _mean(published[0], metric)
         return choice
 
     def run(self, observe: Observe = lambda line, rounds: None) -> None:
         """Run what is missing of all lines."""
-        for panel, method in self.reproduction.lines():
+        lines = self.reproduction.lines()
+        for panel, method in lines:
+            self.line(panel, method)  # whatever is wrong with one is said before any is run
+        for panel, method in lines:
             self.run_line(panel, method, observe)
 
-    def run_line(
-        self,
-        panel: Panel,
-        method: Method,
-        observe: Observe = lambda line, rounds: None,
-        chosen: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Run one line, with the values that are written beside the plan unless others are given."""
-        if chosen is None:
-            chosen = chosen_values(self.reproduction, panel, method, self._plans)
-        sweep = self.reproduction.reported(panel, method, chosen, self._data)
-        folder = self._folder("lines", panel, method)
+    def line(self, panel: Panel, method: Method) -> Sweep:
+        """What one line runs, with the values that are chosen for it."""
+        chosen = {**untied(chosen_values(self.reproduction, panel, method, self._plans)), **self._settings(method.algorithm)}
+        return self.reproduction.reported(panel, method, chosen, self._data)
+
+    def run_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+        """Run one line."""
+        sweep, folder = self.line(panel, method), self._folder("lines", panel, method)
         self._run(folder, sweep, f"{panel.name}, {method.name}", observe)
         if not (folder / "work.json").exists():
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
@@ -102,7 +112,11 @@ class Study:
         return [[Work(*spent) for spent in run] for run in stored]
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
-        SweepFolder.create(path, sweep).execute(lambda done, rounds: observe(label, rounds))
+        if (path / "sweep.json").exists() and without_data(SweepFolder(path).sweep) != without_data(sweep):
+            shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
+        if not (path / "sweep.json").exists():
+            SweepFolder.create(path, sweep)
+        SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
         return self.path / kind / _file_name(panel.name) / _file_name(method.name)
@@ -122,11 +136,13 @@ def _mean(cell: Cell, metric: str) -> float | str:
 
 def _endurance(cell: Cell) -> float:
     """The rounds that all of a cell's runs lasted."""
-    return min(float(outcome.rows[-1]["rounds"] or 0) for outcome in cell.outcomes)
+    return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
-def _is_paper(cell: Cell, method: Method) -> bool:
-    return all(cell.values.get(name) == value for name, value in method.paper.items())
+def without_data(sweep: Sweep) -> dict[str, Any]:
+    """What a sweep is, wherever its data are."""
+    plain = json.loads(json.dumps(asdict(sweep)))
+    return {**plain, "run": {**plain["run"], "data": ""}}
 
 
 def _file_name(name: str) -> str:

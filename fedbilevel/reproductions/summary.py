@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,21 @@ from fedbilevel.reproductions.results import (
     shown,
     text,
 )
+from fedbilevel.reproductions.study import Study, without_data
 
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
 
 Written by `fedbilevel reproduce NAME --publish`; every number of ours comes from the files in `results/`. Means and standard
-deviations are over the seeds of a run; the split of the data and the start of the model are the same for all. Hyperparameters
-are chosen for every method over a grid of the same number of cells, by seeds that are not among those reported; the grids were
-placed by a first look at a coarser one. *Equal megabytes* and *equal derivatives* are the metric when every method of the panel
-has sent as much, or computed as many minibatch gradients and second-order products, as the one that needs least. A method is
-*behind* another if its mean is worse, however little.
+deviations are over the seeds of a run; the split of the data and the start of the model are the same for all.
+
+Hyperparameters are chosen for every method over a grid of the same number of cells, by seeds that are not among those
+reported, but by the metric that is reported and on the same split, as the papers do: take differences of the size of the
+deviations for nothing. The grids were placed by a first look at a coarser one. A chosen value with a * is at its grid's edge.
+
+*Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
+minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or was not
+measured by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
 """
 
 
@@ -63,7 +69,8 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
 def _brief(plan: Reproduction, entry: Number | None) -> str:
     if entry is None:
         return "–"
-    return f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}"
+    some = "" if entry.of == entry.runs else f" ({entry.of} of {entry.runs} runs)"
+    return (f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}") + some
 
 
 def comparison(plan: Reproduction, results: Results) -> str:
@@ -72,7 +79,7 @@ def comparison(plan: Reproduction, results: Results) -> str:
     if plan.says:
         lines.append(f"The paper: {plan.says}")
     for panel in plan.panels:
-        if panel.name in plan.published or plan.claimed:
+        if panel.name in plan.published or plan.claims(panel):
             wrong = disagreements(plan, panel, results)
             lines.append(
                 f"- {panel.name}: " + ("the paper's order." if not wrong else f"not the paper's order: {'; '.join(wrong)}.")
@@ -87,6 +94,7 @@ def choices(plan: Reproduction, folder: Path) -> str:
     tuned = Chosen(tuned_file(plan.name, folder)).entries
     if not tuned:
         return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
+    others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
     methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
     heads = ["", "method", "grid", "chosen", "the paper's", "with the paper's", "cells that diverged"]
     lines = []
@@ -99,17 +107,20 @@ def choices(plan: Reproduction, folder: Path) -> str:
                 entry["panel"],
                 method.name,
                 "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
-                _values(entry["values"]),
-                _values(method.paper),
+                _values(entry["values"], grid),
+                _values(panel.papers.get(method.name, method.paper)),
                 given if isinstance(given, str) else shown(plan, given),
                 f"{entry['diverged']} of {entry['cells']}",
             ]
         )
-    return _markdown(heads, lines)
+    return _markdown(heads, lines) + (f"\n{'; '.join(others)}.\n" if others else "")
 
 
-def _values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{_names(k)} {v:g}" for k, v in values.items())
+def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None = None) -> str:
+    def edge(name: str, value: Any) -> str:
+        return "*" if grid and value in (min(grid[name]), max(grid[name])) else ""
+
+    return ", ".join(f"{_names(k)} {v:g}{edge(k, v)}" for k, v in values.items())
 
 
 def _names(tied: str) -> str:
@@ -132,9 +143,22 @@ def section(plan: Reproduction, results: Results, folder: Path) -> str:
 
 def results_page(folder: Path) -> str:
     """RESULTS.md, of what is stored."""
-    stored = [name for name in names(folder) if (folder / "results" / f"{name}.csv").exists()]
-    sections = [section(read(name, folder), from_csv(folder / "results" / f"{name}.csv"), folder) for name in stored]
-    return "\n".join([INTRODUCTION, *sections])
+    return "\n".join([INTRODUCTION, *(_stored(read(name, folder), folder) for name in names(folder))])
+
+
+def _stored(plan: Reproduction, folder: Path) -> str:
+    described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
+    if not numbers.exists():
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
+    if not described.exists() or json.loads(described.read_bytes()) != description(Study(plan, folder, plans=folder)):
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
+    return section(plan, from_csv(numbers), folder)
+
+
+def description(study: Study) -> dict[str, Any]:
+    """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
+    lines = [without_data(study.line(panel, method)) for panel, method in study.reproduction.lines()]
+    return {"metric": study.reproduction.metric, "lines": lines}
 
 
 def _markdown(heads: Sequence[str], lines: Any) -> str:
