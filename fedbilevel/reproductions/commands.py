@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def reproduce(
     from fedbilevel.reproductions.plan import FOLDER, read
     from fedbilevel.reproductions.study import Study
 
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     look = find_style(style)
     folder = plans or FOLDER
     if list_ or not name:
@@ -109,12 +110,21 @@ def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> Non
     plan, path = study.reproduction, study.path
     found = results.collect(study)
     write_atomically(path / "results.csv", results.to_csv(found).encode())
-    said = "\n".join([summary.table(plan, found), summary.comparison(plan, found)])
-    write_atomically(path / "results.md", said.encode())
+    comparison = summary.comparison(plan, found)
+    write_atomically(path / "results.md", f"{summary.table(plan, found)}\n{comparison}".encode())
     pictures = [path / "results.png", path / "results.svg"]
+    first_in = {panel.name: method for panel, method in reversed(plan.lines())}
     picture.draw(plan, found, pictures, look)
     console.print()
-    console.print(Markdown(said))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    brackets = " [paper]" if plan.published else ""
+    for head in ("", "method", *(results.heading(plan, column) + brackets for column in results.columns(plan))):
+        table.add_column(head)
+    for panel, method in plan.lines():
+        shown = summary.entries(plan, panel, method.name, found)
+        table.add_row(panel.name if method is first_in[panel.name] else "", method.name, *shown)
+    console.print(table)
+    console.print(Markdown(comparison))
     if reduced:
         console.print("note: a reduced size on other data than the paper's: not to be compared with its numbers")
     console.print(f"\nruns: {path}\ntable: {path / 'results.csv'}, {path / 'results.md'}", soft_wrap=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedbilevel.report.pictures import LINES
 from fedbilevel.report.styles import COLOURS, SCREEN, Style
 from fedbilevel.reproductions.plan import Panel, Reproduction
@@ -17,6 +19,7 @@ AXES: list[tuple[str, Callable[[Row], float]]] = [
     ("megabytes, up and down", lambda row: row.megabytes),
     ("gradients and second-order products", lambda row: row.derivatives),
 ]
+PERFECT = 100.5  # per cent, a little above what can be reached
 LABELS = {"percent": "{} (%)", "error": "test error (%)", "plain": "{}"}
 
 
@@ -45,7 +48,7 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
 
 
 def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
     drawn = {}
     for (of, method), runs in results.items():
@@ -59,6 +62,10 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         drawn[method] = axis.plot(at, values, **look)[0]
         low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
         axis.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    if plan.scale == "percent":  # stretched towards 100, where methods differ
+        axis.set_yscale("function", functions=(lambda v: -np.log(PERFECT - np.minimum(v, 100)), lambda s: PERFECT - np.exp(-s)))
+        axis.yaxis.set_major_locator(FixedLocator([20, 50, 80, 90, 95, 97, 98, 99]))
+        axis.yaxis.set_major_formatter("{x:g}")
     if plan.scale == "error":
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

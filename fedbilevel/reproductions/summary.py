@@ -66,6 +66,13 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
         yield [*cells, *(f"{value:,.0f}" for value in spent)]
 
 
+def entries(plan: Reproduction, panel: Panel, method: str, results: Results) -> list[str]:
+    """A line's numbers, the paper's in brackets."""
+    theirs = plan.published.get(panel.name, {}).get(method)
+    ours = [text(plan, column, number(results[panel.name, method], column)) for column in columns(plan)]
+    return ours if theirs is None else [f"{a} [{b:g}]" for a, b in zip(ours, theirs, strict=True)]
+
+
 def _brief(plan: Reproduction, entry: Number | None) -> str:
     if entry is None:
         return "–"
