@@ -29,7 +29,7 @@ types: .venv/developed
 	$(BIN)/mypy
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/simfbo_round.py
+	$(BIN)/python benchmarks/rounds.py
 
 bench-federation: .venv/deployable
 	$(BIN)/python benchmarks/federation_exchange.py
