@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
+from fedbilevel import compilation
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.arguments import (
     ByChance,
@@ -208,6 +209,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
 def main() -> None:
     """Run the command; what a user can mend comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    compilation.set_up()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:

@@ -198,16 +198,19 @@ class SimulatedCohort(Cohort):
     def _sum(self, weights: Array, function: Callable[..., Tree], args: tuple) -> Tree:
         compute, rows = self._call(function, args)
         n, size = len(self._ids), self._clients._simulator.chunk_size
-        self._reply(jax.eval_shape(compute, jax.tree.map(lambda r: r[0], rows)))
 
-        def weighted(weights: Array, rows: Tree) -> Tree:
+        def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
+            """The sum over some clients, and one client's part of it."""
             each = jax.vmap(compute)(rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            return total, jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
-            return weighted(weights, rows)
+            total, one = weighted(weights, rows)
+            self._reply(one)
+            return total
 
         chunks = -(-n // size)
         index = jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
@@ -215,11 +218,12 @@ class SimulatedCohort(Cohort):
 
         def add(total: Tree, chunk: tuple[Array, Array]) -> tuple[Tree, None]:
             weights, index = chunk
-            part = weighted(weights, jax.tree.map(lambda r: r[index], rows))
+            part, _ = weighted(weights, jax.tree.map(lambda r: r[index], rows))
             return jax.tree.map(jnp.add, total, part), None
 
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(weighted, weights, rows))
-        return lax.scan(add, zero, (padded, index))[0]
+        shapes, one = jax.eval_shape(weighted, weights, rows)
+        self._reply(one)
+        return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (padded, index))[0]
 
 
 def _where(active: Array, new: Array, old: Array) -> Array:
