@@ -26,6 +26,7 @@ from fedbilevel.clients import PerClient
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.participation import Everyone, Participation
 from fedbilevel.problem import LOSSES
+from fedbilevel.randomness import fold_in
 from fedbilevel.sets import UNCONSTRAINED
 from fedbilevel.simulate import Rows, Simulator
 from fedbilevel.tasks.base import Task
@@ -278,7 +279,7 @@ def advance(
     """
 
     def fits(step: Array, traffic: Traffic) -> Array:
-        return (step < last) & (engine.rounds(algorithm, jax.random.fold_in(key, step + 1)) <= budget - traffic.rounds)
+        return (step < last) & (engine.rounds(algorithm, fold_in(key, step + 1)) <= budget - traffic.rounds)
 
     def goes_on(carry: Any) -> Array:
         _, step, traffic, finite = carry
@@ -286,7 +287,7 @@ def advance(
 
     def one_step(carry: Any) -> Any:
         state, step, before, _ = carry
-        state, traffic = engine.step(algorithm, state, jax.random.fold_in(key, step + 1))
+        state, traffic = engine.step(algorithm, state, fold_in(key, step + 1))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in _server_floats(state)]))
         return state, step + 1, before.plus(*Traffic.of(traffic)), finite
 

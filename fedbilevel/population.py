@@ -13,10 +13,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from fedbilevel.errors import InputError
 from fedbilevel.problem import Batch, FiveBatches, Problem, Ragged, Tree
+from fedbilevel.randomness import bits, fold_in
 from fedbilevel.traffic import product
 
 
@@ -175,14 +176,13 @@ class Client:
         """Independent minibatches of rows drawn uniformly.
 
         A position is the high word of 32 random bits times the number of rows (Lemire, 2019): one call for all of
-        them, which compiles much faster than `jax.random.randint`. The barrier keeps XLA from computing it anew for every
-        pixel that it gathers.
+        them, which compiles much faster than `jax.random.randint`.
         """
         p, m = self._population, self._m
         if p.batch_size is None:
             return [self.whole()] * batches
         sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
         shape = (batches, 2, p.batch_size * times)
-        bits = jax.random.bits(jax.random.fold_in(self._key, k), shape, jnp.uint32)
-        positions = lax.optimization_barrier(product(bits, sizes)[0].astype(jnp.int32))
+        words = bits(fold_in(self._key, k), shape)
+        positions = product(words, sizes)[0].astype(jnp.int32)
         return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]

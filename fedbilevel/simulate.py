@@ -17,6 +17,7 @@ from fedbilevel.clients import Clients, Cohort, PerClient
 from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
+from fedbilevel.randomness import fold_in, split
 from fedbilevel.sets import Sets
 from fedbilevel.traffic import Traffic, floats, product
 
@@ -37,13 +38,13 @@ class Simulator:
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> tuple[Any, Traffic]:
         """The state after one outer step, and what it took to communicate."""
-        server_key, clients_key = jax.random.split(key)
+        server_key, clients_key = split(key)
         clients = SimulatedClients(self, clients_key)
         return algorithm.step(state, clients, server_key), clients.traffic
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
         """The rounds that the step with this key takes, by the algorithm's own formula."""
-        server_key, _ = jax.random.split(key)
+        server_key, _ = split(key)
         return algorithm.rounds(server_key, self.participation.capacity(self.population.size))
 
     def repeat(self, goes_on: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
@@ -103,7 +104,7 @@ class SimulatedClients(Clients):
         """The randomness of the next call or draw."""
         self._check_trace()
         self._calls += 1
-        return jax.random.fold_in(self._key, self._calls - 1)
+        return fold_in(self._key, self._calls - 1)
 
     def count(self, rounds: Array | int, up: Array, down: Array) -> None:
         """Add to the traffic."""
@@ -183,7 +184,7 @@ class SimulatedCohort(Cohort):
             m, held = row
             held = iter(held)
             here = [next(held) if isinstance(a, Rows) else a for a in args]
-            return function(population.client(m, jax.random.fold_in(key, m)), *here)
+            return function(population.client(m, fold_in(key, m)), *here)
 
         return compute, (self._ids, [a.rows for a in args if isinstance(a, Rows)])
 
