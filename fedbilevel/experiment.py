@@ -23,6 +23,7 @@ from jax.extend.core import Literal
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.clients import PerClient
+from fedbilevel.devices import copied_everywhere
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.participation import Everyone, Participation
 from fedbilevel.problem import LOSSES
@@ -175,7 +176,7 @@ class Experiment:
 
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
-        engine: Engine = self.federation or self.simulator
+        engine: Engine = self.federation or copied_everywhere(self.simulator)
         start_with, go_on = (begin, advance) if self.federation else (_begin, _advance)
         evaluate = self._evaluation()
         began = time.perf_counter()
@@ -187,7 +188,8 @@ class Experiment:
             yield first
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
-        key, stretch, calls = jax.random.key(self.seed), 1, 0
+        alone = jax.process_count() == 1  # several processes must all make the same calls, however long those take
+        key, stretch, calls = jax.random.key(self.seed), 1 if alone else UNLIMITED, 0
         while True:
             called = time.perf_counter()
             due = (totals.rounds // self.every + 1) * self.every
@@ -203,7 +205,7 @@ class Experiment:
             moment = Snapshot(state, new_step, totals, before + now - began)
             if not finite:
                 raise Diverged(self.advice(moment, f"{_not_finite(state)} not finite"))
-            if calls:  # the first call compiles
+            if calls and alone:  # the first call compiles
                 pace = (new_step - step) / (now - called + 1e-6)
                 stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
             calls, ended, step = calls + 1, not more, new_step

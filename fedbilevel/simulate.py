@@ -14,6 +14,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import Clients, Cohort, PerClient
+from fedbilevel.devices import each_its_share, everywhere, padded
 from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
@@ -135,10 +136,12 @@ class SimulatedCohort(Cohort):
 
     def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
         compute, rows = self._call(function, args)
-        size = self._clients._simulator.chunk_size
-        if size is None or size >= len(self._ids):
-            return Rows(jax.vmap(compute)(rows))
-        return Rows(lax.map(compute, rows, batch_size=size))
+        n, size = len(self._ids), self._clients._simulator.chunk_size
+        if size is None or size >= n:
+            return Rows(_at_once(compute, rows))
+        _, index = _chunks(n, size)
+        each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
+        return Rows(jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[:n], each))
 
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         weights = self._weights()
@@ -172,7 +175,7 @@ class SimulatedCohort(Cohort):
             new = new if self._active is None else _where(self._active, new, old[self._ids])
             return old.at[self._ids].set(new, unique_indices=True)
 
-        return jax.tree.map(place, everyone, part)
+        return everywhere(jax.tree.map(place, everyone, part))
 
     def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
         """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
@@ -202,20 +205,19 @@ class SimulatedCohort(Cohort):
 
         def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
             """The sum over some clients, and one client's part of it."""
-            each = jax.vmap(compute)(rows)
+            each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
             total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
-            return total, jax.tree.map(lambda r: r[0], each)
+            return everywhere(total), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
             total, one = weighted(weights, rows)
             self._reply(one)
             return total
 
-        chunks = -(-n // size)
-        index = jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
-        padded = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
+        chunks, index = _chunks(n, size)
+        parts = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
 
         def add(total: Tree, chunk: tuple[Array, Array]) -> tuple[Tree, None]:
             weights, index = chunk
@@ -224,7 +226,20 @@ class SimulatedCohort(Cohort):
 
         shapes, one = jax.eval_shape(weighted, weights, rows)
         self._reply(one)
-        return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (padded, index))[0]
+        return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (parts, index))[0]
+
+
+def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
+    """Every client's result; each device computes its share of the clients."""
+    n = len(jax.tree.leaves(rows)[0])
+    each = each_its_share(jax.vmap(compute)(each_its_share(padded(rows))))
+    return jax.tree.map(lambda r: r[:n], each)
+
+
+def _chunks(n: int, size: int) -> tuple[int, Array]:
+    """How many chunks of so many members n of them make, and which members each has; the last one's number is repeated."""
+    chunks = -(-n // size)
+    return chunks, jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
 
 
 def _where(active: Array, new: Array, old: Array) -> Array:
