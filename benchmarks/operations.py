@@ -21,6 +21,7 @@ from fedbilevel.experiment import Experiment
 from fedbilevel.simulate import SimulatedClients, SimulatedCohort
 from fedbilevel.traffic import Totals, product
 
+THOUSAND = 1000  # since the counts of a call are words of 32 bits
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "remat2": "jaxpr"}
 
 
@@ -37,11 +38,11 @@ def of_steps(experiment: Experiment, count: int) -> int:
         return clients.traffic
 
     keys = [jax.random.fold_in(jax.random.key(experiment.seed), t) for t in range(count)]
-    return sum(Totals().plus(of_step(key)).up for key in keys)
+    return THOUSAND * sum(Totals().plus(of_step(key)).up for key in keys)
 
 
 class IdleClients(SimulatedClients):
-    """Simulated clients that compute nothing; the operations that they would do stand in the place of floats up."""
+    """Simulated clients that compute nothing; thousands of operations that they would do stand in the place of floats up."""
 
     def draw(self, active: Array | None = None) -> Cohort:
         drawn = super().draw(active)
@@ -55,7 +56,7 @@ class IdleClients(SimulatedClients):
 
     def spend(self, members: Array | int, operations: int) -> None:
         """Add what each of some members does."""
-        self.traffic = self.traffic.plus(0, product(members, operations), product(0, 0))
+        self.traffic = self.traffic.plus(0, product(members, round(operations / THOUSAND)), product(0, 0))
 
 
 class IdleCohort(SimulatedCohort):

@@ -49,7 +49,8 @@ def product() -> Callable[[], Array]:
 
 
 @partial(jax.jit, static_argnums=4)
-def _steps(simulator: Any, algorithm: Any, state: Any, key: Array, count: int) -> Any:
+def run_steps(simulator: Any, algorithm: Any, state: Any, key: Array, count: int) -> Any:
+    """The state after so many steps, as one program."""
     return lax.fori_loop(0, count, lambda t, s: simulator.step(algorithm, s, jax.random.fold_in(key, t))[0], state)
 
 
@@ -59,6 +60,6 @@ def compiled(experiment: Experiment, count: int) -> tuple[Callable[[], Any], flo
     key = jax.random.key(experiment.seed)
     began = time.perf_counter()
     state, _ = jax.jit(type(simulator).init)(simulator, algorithm, task.x, task.y, key)
-    program = _steps.lower(simulator, algorithm, state, key, count).compile()
+    program = run_steps.lower(simulator, algorithm, state, key, count).compile()
     took = time.perf_counter() - began
     return lambda: program(simulator, algorithm, state, key), took

@@ -26,6 +26,7 @@ from fedbilevel.arguments import (
     Knobs,
     LossBound,
     Out,
+    Products,
     Rounds,
     Settings,
     SettingsFile,
@@ -88,6 +89,7 @@ def run(
     settings: SettingsFile = None,
     every: Every = 10,
     chunk_size: ChunkSize = None,
+    products: Products = "default",
     loss_bound: LossBound = 1e6,
     data: Data = "",
     federation: Annotated[
@@ -115,6 +117,7 @@ def run(
         seed=seed,
         every=every,
         chunk_size=chunk_size,
+        products=products,
         loss_bound=loss_bound,
         data=data_folder(data),
     )
@@ -257,6 +260,8 @@ def _on_federation(
         raise InputError(f"--round-timeout must be above 0 seconds; given: {round_timeout}")
     if rest["chunk_size"] is not None:
         raise InputError("--chunk-size is for simulated clients: leave it out with --federation")
+    if rest["products"] != "default":
+        raise InputError("--products is for simulated clients: leave it out with --federation")
     sites = Federation.read(folder).sites
     rest |= {"federation": str(folder.resolve()), "round_timeout": round_timeout}
     if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):

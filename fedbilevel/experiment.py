@@ -29,7 +29,7 @@ from fedbilevel.participation import Everyone, Participation
 from fedbilevel.problem import LOSSES
 from fedbilevel.randomness import fold_in
 from fedbilevel.sets import UNCONSTRAINED
-from fedbilevel.simulate import Rows, Simulator
+from fedbilevel.simulate import PRODUCTS, Rows, Simulator
 from fedbilevel.tasks.base import Task
 from fedbilevel.traffic import Totals, Traffic
 
@@ -96,6 +96,7 @@ class Experiment:
     seed: int = 0
     every: int = 10  # rounds between two metrics
     chunk_size: int | None = None
+    products: str = "default"  # the arithmetic of matrix products in simulated steps, one of `simulate.PRODUCTS`
     loss_bound: float = 1e6
     federation: Federation | None = None  # takes the steps; they are simulated if there is none
 
@@ -106,6 +107,10 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and 1 <= value <= UNLIMITED):
                 raise InputError(f"{name} must be a whole number from 1 to {UNLIMITED}; given: {value}")
+        if self.products not in PRODUCTS:
+            raise InputError(f"products must be one of {', '.join(PRODUCTS)}; given: {self.products}")
+        if self.products != "default" and (self.federation is not None or self.task.x.dtype != jnp.float32):
+            raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
         if not self.loss_bound > 0:
             raise InputError(f"the loss bound must be above 0; given: {self.loss_bound}")
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**32):
@@ -138,8 +143,8 @@ class Experiment:
     def simulator(self) -> Simulator:
         """The federation that the run simulates: of one client with all data, for a centralised method."""
         if getattr(self.algorithm, "pooled", False):
-            return Simulator(self.task.population.pooled(), Everyone())
-        return Simulator(self.task.population, self.participation, self.chunk_size)
+            return Simulator(self.task.population.pooled(), Everyone(), products=self.products)
+        return Simulator(self.task.population, self.participation, self.chunk_size, self.products)
 
     def caveats(self) -> list[str]:
         """What the algorithm assumes and the task does not fulfil, a sentence each."""

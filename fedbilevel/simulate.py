@@ -22,8 +22,14 @@ from fedbilevel.randomness import fold_in, split
 from fedbilevel.sets import Sets
 from fedbilevel.traffic import Traffic, floats, product
 
+PRODUCTS = {  # of float32 matrices: in which arithmetic, by JAX's names
+    "default": None,  # as JAX does it on the device: of 10 bits on NVIDIA's GPUs, whole on CPUs
+    "float32": "highest",
+    "bfloat16": "BF16_BF16_F32",  # factors rounded to 7 bits, added up in float32
+}
 
-@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size"])
+
+@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size", "products"])
 @dataclass(frozen=True)
 class Simulator:
     """A federation in this process: `init` and `step` are pure functions that can be compiled."""
@@ -31,17 +37,20 @@ class Simulator:
     population: Population
     participation: Participation
     chunk_size: int | None = None  # how many clients are computed at once; None: the whole cohort
+    products: str = "default"  # one of `PRODUCTS`
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
         """The algorithm's first state, and what it took to communicate."""
         clients = SimulatedClients(self, key)
-        return algorithm.init(x, y, clients), clients.traffic
+        with jax.default_matmul_precision(PRODUCTS[self.products]):
+            return algorithm.init(x, y, clients), clients.traffic
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> tuple[Any, Traffic]:
         """The state after one outer step, and what it took to communicate."""
         server_key, clients_key = split(key)
         clients = SimulatedClients(self, clients_key)
-        return algorithm.step(state, clients, server_key), clients.traffic
+        with jax.default_matmul_precision(PRODUCTS[self.products]):
+            return algorithm.step(state, clients, server_key), clients.traffic
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
         """The rounds that the step with this key takes, by the algorithm's own formula."""
