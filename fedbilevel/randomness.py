@@ -1,9 +1,9 @@
-"""The bits of `jax.random`, in programs that XLA runs and compiles faster on CPUs.
+"""The bits of `jax.random`, in programs that XLA runs faster on CPUs.
 
 There JAX computes Threefry (J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, Parallel Random Numbers: As Easy as
-1, 2, 3, 2011) in loops that copy their keys around: with small problems, most of a step's time. Here a key's two words
-come from straight code, and many bits from a loop that carries nothing else; without any loop XLA would compute the bits
-anew for every number that is gathered by them.
+1, 2, 3, 2011) in loops that copy their keys around: with small problems, most of a step's time. Here the loop turns
+twice and carries nothing but the bits. Without any loop XLA would compute the bits anew for every number that is
+gathered by them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-GROUPS = 5  # of four rounds
 
 
 def fold_in(key: Array, number: Array | int) -> Array:
     """`jax.random.fold_in`"""
-    return jax.random.wrap_key_data(_folded(jax.random.key_data(key), jnp.asarray(number).astype(jnp.uint32)))
+    words = jax.random.key_data(key)
+    return jax.random.wrap_key_data(jnp.stack(_threefry(words, jnp.asarray(number).astype(jnp.uint32))))
 
 
 def split(key: Array) -> tuple[Array, Array]:
@@ -30,17 +30,7 @@ def split(key: Array) -> tuple[Array, Array]:
 
 def bits(key: Array, shape: tuple[int, ...]) -> Array:
     """`jax.random.bits` of 32 bits, for fewer than 2³² of them"""
-    words = jax.random.key_data(key)
-    schedule, counts = _schedule(words), lax.iota(jnp.uint32, math.prod(shape))
-    first = _mixed(jnp.full_like(counts, words[0]), counts + words[1], 0, schedule)
-
-    def two_groups(k: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-        for ahead in (1, 2):
-            now = [jnp.where(k == 0, schedule[g % 3], schedule[(g + 2) % 3]) for g in range(3)]
-            pair = _mixed(*pair, ahead, now, 2 * jnp.asarray(k, jnp.uint32))
-        return pair
-
-    high, low = lax.fori_loop(0, GROUPS // 2, two_groups, first)
+    high, low = _threefry(jax.random.key_data(key), lax.iota(jnp.uint32, math.prod(shape)))
     return (high ^ low).reshape(shape)
 
 
@@ -54,19 +44,22 @@ def permutation(key: Array, n: int) -> Array:
 
 
 @jax.jit
-def _folded(words: Array, number: Array) -> Array:
-    pair = words[0], number + words[1]
-    for group in range(GROUPS):
-        pair = _mixed(*pair, group, _schedule(words))
-    return jnp.stack(pair)
+def _threefry(key: Array, counts: Array) -> tuple[Array, Array]:
+    """Both words of the block (0, count), for each count."""
+    schedule = [key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA)]
+
+    def two_groups(k: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+        now = [jnp.where(k == 0, schedule[j], schedule[(j + 2) % 3]) for j in range(3)]  # groups 3 and 4 follow 1 and 2
+        for group in (1, 2):
+            pair = _mixed(*pair, group, now, 2 * jnp.asarray(k, jnp.uint32))
+        return pair
+
+    first = _mixed(jnp.full_like(counts, key[0]), counts + key[1], 0, schedule, 0)
+    return lax.fori_loop(0, 2, two_groups, first)
 
 
-def _schedule(words: Array) -> list[Array]:
-    return [words[0], words[1], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA)]
-
-
-def _mixed(x: Array, y: Array, group: int, schedule: list[Array], passed: Array | int = 0) -> tuple[Array, Array]:
-    """A group of four rounds, and words of the key added; so many groups have passed that the schedule does not count."""
+def _mixed(x: Array, y: Array, group: int, schedule: list[Array], passed: Array | int) -> tuple[Array, Array]:
+    """A group of four rounds, then words of the key and the number of groups added; some have passed before the schedule's."""
     for turn in ROTATIONS[group % 2]:
         x = x + y
         y = x ^ ((y << turn) | (y >> (32 - turn)))
