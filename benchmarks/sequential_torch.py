@@ -254,6 +254,13 @@ class Clients:
             yield lambda n, upper=upper, lower=lower: [Batch(upper, lower) for _ in range(n)]
 
 
+@functools.partial(jax.jit, static_argnums=3)
+def _drawn_by_us(population: Any, m: int, key: jax.Array, n: int) -> Any:
+    """One minibatch, or five, of client m's call with this key."""
+    client = population.client(m, jax.random.fold_in(key, m))
+    return (client.batch(),) if n == 1 else client.five_batches()
+
+
 class SameClients(Clients):
     """The cohorts and minibatches of our own step with a key."""
 
@@ -268,10 +275,9 @@ class SameClients(Clients):
     def call(self, cohort: list[int]) -> Iterator[Callable[[int], list[Batch]]]:
         key, population = self._next(), self.of.task.population
         for m in cohort:
-            client = population.client(m, jax.random.fold_in(key, m))
 
-            def batches(n: int, client: Any = client) -> list[Batch]:
-                drawn = [client.batch()] if n == 1 else client.five_batches()
+            def batches(n: int, m: int = m) -> list[Batch]:
+                drawn = _drawn_by_us(population, m, key, n)
                 return [Batch(*(functools.partial(self._tensors, rows) for rows in batch)) for batch in drawn]
 
             yield batches
