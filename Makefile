@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-all examples docs lint types bench bench-federation clean
+.PHONY: demo federation-demo test test-all examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -29,7 +29,18 @@ types: .venv/developed
 	$(BIN)/mypy
 
 bench: .venv/installed
-	$(BIN)/python benchmarks/simfbo_round.py
+	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/sweep.py
+
+bench-check: .venv/installed
+	$(BIN)/python benchmarks/check.py
+
+bench-torch: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python benchmarks/sequential_torch.py
+
+bench-growth: .venv/installed
+	$(BIN)/python benchmarks/growth.py
 
 bench-federation: .venv/deployable
 	$(BIN)/python benchmarks/federation_exchange.py

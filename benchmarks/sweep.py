@@ -1,6 +1,6 @@
 """Seeds and a grid as one program against one run after another, on small cells.
 
-Both are timed on their second time, so that compiling is apart; one after another reuses one compiled program, since
+Both are timed after they have run once, so that compiling is apart; one after another reuses one compiled program, since
 step sizes are arguments of it.
 
     python benchmarks/sweep.py
@@ -8,40 +8,53 @@ step sizes are arguments of it.
 
 from __future__ import annotations
 
-import time
+import statistics
+from typing import Any, NamedTuple
+
+from timing import in_turns, ratio
 
 from fedbilevel.configuration import Configuration
 from fedbilevel.sweeps.together import run_together
 
-SEEDS, ROUNDS = 5, 2000
-CELLS = [
+SEEDS, ROUNDS, REPEATS = 5, 1000, 3
+CELLS: list[tuple[str, str, dict[str, Any], list[dict[str, float]]]] = [
     ("quadratic", "simfbo", dict(noise=0.1), [dict(gamma_x=x, gamma_y=y) for x in (0.01, 0.02, 0.03) for y in (0.1, 0.2, 0.3)]),
     ("quadratic", "fedbioacc", dict(noise=0.1), [dict(eta=x, gamma=y) for x in (0.03, 0.06, 0.1) for y in (0.3, 0.5, 1)]),
     ("regularisation", "simfbo", {}, [dict(gamma_x=x, gamma_y=y) for x in (0.5, 1, 2) for y in (0.1, 0.2, 0.3)]),
-    ("data-cleaning", "simfbo", {}, [dict(gamma_x=x, gamma_y=y) for x in (30, 60, 100) for y in (0.1, 0.2, 0.3)]),
 ]
 
 
+class Measured(NamedTuple):
+    """Seconds for all runs."""
+
+    runs: int
+    together: float
+    one_by_one: float
+    ratio: float
+
+
+def measure(task: str, algorithm: str, knobs: dict[str, Any], cells: list[dict[str, float]]) -> Measured:
+    """A sweep's runs together, and one by one."""
+    experiments = [
+        Configuration.resolve(task, knobs, algorithm, cell, seed=seed, rounds=ROUNDS, every=ROUNDS).experiment()
+        for cell in cells
+        for seed in range(SEEDS)
+    ]
+    works = {
+        "together": lambda: run_together(experiments) and None,
+        "one by one": lambda: [list(experiment.run()) for experiment in experiments] and None,
+    }
+    in_turns(works, 1)
+    taken = in_turns(works, REPEATS)
+    together, alone = (statistics.median(taken[name]) for name in works)
+    return Measured(len(experiments), together, alone, ratio(taken["one by one"], taken["together"]))
+
+
 def main() -> None:
-    print(f"{'task':16} {'algorithm':10} {'runs':>5} {'first, together':>16} {'together':>9} {'one by one':>11} {'ratio':>6}")
+    print(f"{'task':16} {'algorithm':10} {'runs':>5} {'together':>10} {'one by one':>12} {'ratio':>6}")
     for task, algorithm, knobs, cells in CELLS:
-        settings = dict(rounds=ROUNDS, every=ROUNDS)
-        experiments = [
-            Configuration.resolve(task, knobs, algorithm, cell, seed=seed, **settings).experiment()
-            for cell in cells
-            for seed in range(SEEDS)
-        ]
-        first, second = (_timed(lambda: run_together(experiments)) for _ in range(2))
-        list(experiments[0].run())
-        alone = _timed(lambda: [list(experiment.run()) for experiment in experiments])
-        seconds = f"{first:14.1f} s {second:7.1f} s {alone:9.1f} s"
-        print(f"{task:16} {algorithm:10} {len(experiments):5} {seconds} {alone / second:6.1f}", flush=True)
-
-
-def _timed(work: object) -> float:
-    began = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - began
+        of = measure(task, algorithm, knobs, cells)
+        print(f"{task:16} {algorithm:10} {of.runs:5} {of.together:8.2f} s {of.one_by_one:10.2f} s {of.ratio:6.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ Dropout = Annotated[float | None, option(number, "Probability that a drawn clien
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
 Every = Annotated[int, option(whole, "Rounds between two metrics.")]
 ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]
+Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
 Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
 Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import TyperException
 
+from fedbilevel import compilation
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.arguments import (
     ByChance,
@@ -26,6 +27,7 @@ from fedbilevel.arguments import (
     Look,
     LossBound,
     Out,
+    Products,
     Rounds,
     Settings,
     SettingsFile,
@@ -89,6 +91,7 @@ def run(
     settings: SettingsFile = None,
     every: Every = 10,
     chunk_size: ChunkSize = None,
+    products: Products = "default",
     loss_bound: LossBound = 1e6,
     data: Data = "",
     federation: Annotated[
@@ -116,6 +119,7 @@ def run(
         seed=seed,
         every=every,
         chunk_size=chunk_size,
+        products=products,
         loss_bound=loss_bound,
         data=data_folder(data),
     )
@@ -213,6 +217,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
 def main() -> None:
     """Run the command; what a user can mend comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    compilation.set_up()
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
@@ -260,6 +265,8 @@ def _on_federation(
         raise InputError(f"--round-timeout must be above 0 seconds; given: {round_timeout}")
     if rest["chunk_size"] is not None:
         raise InputError("--chunk-size is for simulated clients: leave it out with --federation")
+    if rest["products"] != "default":
+        raise InputError("--products is for simulated clients: leave it out with --federation")
     sites = Federation.read(folder).sites
     rest |= {"federation": str(folder.resolve()), "round_timeout": round_timeout}
     if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):

@@ -38,6 +38,7 @@ class Configuration:
     seed: int = 0
     every: int = 10
     chunk_size: int | None = None
+    products: str = "default"
     loss_bound: float = 1e6
     data: str = ""  # folder of the data set, if it is not bundled
     federation: str = ""  # folder of the federation that runs it; simulated if there is none
@@ -94,6 +95,7 @@ class Configuration:
             seed=self.seed,
             every=self.every,
             chunk_size=self.chunk_size,
+            products=self.products,
             loss_bound=self.loss_bound,
         )
 

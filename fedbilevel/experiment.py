@@ -23,11 +23,13 @@ from jax.extend.core import Literal
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.clients import PerClient
+from fedbilevel.devices import copied_everywhere
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.participation import Everyone, Participation
 from fedbilevel.problem import LOSSES
+from fedbilevel.randomness import fold_in
 from fedbilevel.sets import UNCONSTRAINED
-from fedbilevel.simulate import Rows, Simulator
+from fedbilevel.simulate import PRODUCTS, Rows, Simulator
 from fedbilevel.tasks.base import Task
 from fedbilevel.traffic import Totals, Traffic
 
@@ -94,6 +96,7 @@ class Experiment:
     seed: int = 0
     every: int = 10  # rounds between two metrics
     chunk_size: int | None = None
+    products: str = "default"  # the arithmetic of matrix products in simulated steps, one of `simulate.PRODUCTS`
     loss_bound: float = 1e6
     federation: Federation | None = None  # takes the steps; they are simulated if there is none
 
@@ -104,6 +107,10 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and 1 <= value <= UNLIMITED):
                 raise InputError(f"{name} must be a whole number from 1 to {UNLIMITED}; given: {value}")
+        if self.products not in PRODUCTS:
+            raise InputError(f"products must be one of {', '.join(PRODUCTS)}; given: {self.products}")
+        if self.products != "default" and (self.federation is not None or self.task.x.dtype != jnp.float32):
+            raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
         if not self.loss_bound > 0:
             raise InputError(f"the loss bound must be above 0; given: {self.loss_bound}")
         if not (isinstance(self.seed, int) and 0 <= self.seed < 2**32):
@@ -136,8 +143,8 @@ class Experiment:
     def simulator(self) -> Simulator:
         """The federation that the run simulates: of one client with all data, for a centralised method."""
         if getattr(self.algorithm, "pooled", False):
-            return Simulator(self.task.population.pooled(), Everyone())
-        return Simulator(self.task.population, self.participation, self.chunk_size)
+            return Simulator(self.task.population.pooled(), Everyone(), products=self.products)
+        return Simulator(self.task.population, self.participation, self.chunk_size, self.products)
 
     def caveats(self) -> list[str]:
         """What the algorithm assumes and the task does not fulfil, a sentence each."""
@@ -175,7 +182,7 @@ class Experiment:
 
         There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
         """
-        engine: Engine = self.federation or self.simulator
+        engine: Engine = self.federation or copied_everywhere(self.simulator)
         start_with, go_on = (begin, advance) if self.federation else (_begin, _advance)
         evaluate = self._evaluation()
         began = time.perf_counter()
@@ -187,7 +194,8 @@ class Experiment:
             yield first
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
-        key, stretch, calls = jax.random.key(self.seed), 1, 0
+        alone = jax.process_count() == 1  # several processes must all make the same calls, however long those take
+        key, stretch, calls = jax.random.key(self.seed), 1 if alone else UNLIMITED, 0
         while True:
             called = time.perf_counter()
             due = (totals.rounds // self.every + 1) * self.every
@@ -203,7 +211,7 @@ class Experiment:
             moment = Snapshot(state, new_step, totals, before + now - began)
             if not finite:
                 raise Diverged(self.advice(moment, f"{_not_finite(state)} not finite"))
-            if calls:  # the first call compiles
+            if calls and alone:  # the first call compiles
                 pace = (new_step - step) / (now - called + 1e-6)
                 stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
             calls, ended, step = calls + 1, not more, new_step
@@ -279,7 +287,7 @@ def advance(
     """
 
     def fits(step: Array, traffic: Traffic) -> Array:
-        return (step < last) & (engine.rounds(algorithm, jax.random.fold_in(key, step + 1)) <= budget - traffic.rounds)
+        return (step < last) & (engine.rounds(algorithm, fold_in(key, step + 1)) <= budget - traffic.rounds)
 
     def goes_on(carry: Any) -> Array:
         _, step, traffic, finite = carry
@@ -287,7 +295,7 @@ def advance(
 
     def one_step(carry: Any) -> Any:
         state, step, before, _ = carry
-        state, traffic = engine.step(algorithm, state, jax.random.fold_in(key, step + 1))
+        state, traffic = engine.step(algorithm, state, fold_in(key, step + 1))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in _server_floats(state)]))
         return state, step + 1, before.plus(*Traffic.of(traffic)), finite
 

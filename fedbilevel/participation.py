@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.errors import InputError
+from fedbilevel.randomness import permutation, split
 
 
 class Participation(abc.ABC):
@@ -72,7 +73,7 @@ class Bernoulli(Participation):
         return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
-        members, coins = jax.random.split(key)
+        members, coins = split(key)
         capacity = self.capacity(population)
         count = jax.random.bernoulli(coins, self.probability, (population,)).sum()
         return without_replacement(members, population, capacity), jnp.arange(capacity) < jnp.maximum(count, 1)
@@ -91,7 +92,7 @@ class Dropouts(Participation):
         return self.among.capacity(population)
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
-        members, coins = jax.random.split(key)
+        members, coins = split(key)
         ids, active = self.among.draw(members, population)
         luck = jax.random.uniform(coins, ids.shape)
         luck = luck if active is None else jnp.where(active, luck, -1.0)
@@ -113,8 +114,8 @@ def without_replacement(key: Array, population: int, size: int) -> Array:
     population (Bentley and Floyd, 1987).
     """
     if population <= 32 * size:
-        return jax.random.permutation(key, population)[:size]
-    chosen_key, order_key = jax.random.split(key)
+        return permutation(key, population)[:size]
+    chosen_key, order_key = split(key)
     tops = population - size + jnp.arange(size)
     candidates = jax.random.randint(chosen_key, (size,), 0, tops + 1)
 

@@ -17,6 +17,7 @@ from jax import Array
 
 from fedbilevel.errors import InputError
 from fedbilevel.problem import Batch, FiveBatches, Problem, Ragged, Tree
+from fedbilevel.randomness import bits, fold_in
 from fedbilevel.traffic import product
 
 
@@ -182,6 +183,6 @@ class Client:
             return [self.whole()] * batches
         sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
         shape = (batches, 2, p.batch_size * times)
-        bits = jax.random.bits(jax.random.fold_in(self._key, k), shape, jnp.uint32)
-        positions = product(bits, sizes)[0].astype(jnp.int32)
+        words = bits(fold_in(self._key, k), shape)
+        positions = product(words, sizes)[0].astype(jnp.int32)
         return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]

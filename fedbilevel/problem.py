@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,7 @@ class Ragged(NamedTuple):
     share: Array  # of each row in the client's mean
 
 
+@partial(jax.jit, static_argnums=0)  # so that all derivatives share one trace
 def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
     """The loss on some rows. On ragged rows it is the mean of single-row losses, as a loss must be."""
     if not isinstance(rows, Ragged):

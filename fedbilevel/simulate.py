@@ -14,14 +14,22 @@ from jax.extend.core import get_opaque_trace_state
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import Clients, Cohort, PerClient
+from fedbilevel.devices import each_its_share, everywhere, padded
 from fedbilevel.participation import Participation, present
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
+from fedbilevel.randomness import fold_in, split
 from fedbilevel.sets import Sets
 from fedbilevel.traffic import Traffic, floats, product
 
+PRODUCTS = {  # of float32 matrices: in which arithmetic, by JAX's names
+    "default": None,  # as JAX does it on the device: of 10 bits on NVIDIA's GPUs, whole on CPUs
+    "float32": "highest",
+    "bfloat16": "BF16_BF16_F32",  # factors rounded to 7 bits, added up in float32
+}
 
-@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size"])
+
+@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size", "products"])
 @dataclass(frozen=True)
 class Simulator:
     """A federation in this process: `init` and `step` are pure functions that can be compiled."""
@@ -29,21 +37,24 @@ class Simulator:
     population: Population
     participation: Participation
     chunk_size: int | None = None  # how many clients are computed at once; None: the whole cohort
+    products: str = "default"  # one of `PRODUCTS`
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
         """The algorithm's first state, and what it took to communicate."""
         clients = SimulatedClients(self, key)
-        return algorithm.init(x, y, clients), clients.traffic
+        with jax.default_matmul_precision(PRODUCTS[self.products]):
+            return algorithm.init(x, y, clients), clients.traffic
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> tuple[Any, Traffic]:
         """The state after one outer step, and what it took to communicate."""
-        server_key, clients_key = jax.random.split(key)
+        server_key, clients_key = split(key)
         clients = SimulatedClients(self, clients_key)
-        return algorithm.step(state, clients, server_key), clients.traffic
+        with jax.default_matmul_precision(PRODUCTS[self.products]):
+            return algorithm.step(state, clients, server_key), clients.traffic
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
         """The rounds that the step with this key takes, by the algorithm's own formula."""
-        server_key, _ = jax.random.split(key)
+        server_key, _ = split(key)
         return algorithm.rounds(server_key, self.participation.capacity(self.population.size))
 
     def repeat(self, goes_on: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
@@ -103,7 +114,7 @@ class SimulatedClients(Clients):
         """The randomness of the next call or draw."""
         self._check_trace()
         self._calls += 1
-        return jax.random.fold_in(self._key, self._calls - 1)
+        return fold_in(self._key, self._calls - 1)
 
     def count(self, rounds: Array | int, up: Array, down: Array) -> None:
         """Add to the traffic."""
@@ -134,10 +145,12 @@ class SimulatedCohort(Cohort):
 
     def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
         compute, rows = self._call(function, args)
-        size = self._clients._simulator.chunk_size
-        if size is None or size >= len(self._ids):
-            return Rows(jax.vmap(compute)(rows))
-        return Rows(lax.map(compute, rows, batch_size=size))
+        n, size = len(self._ids), self._clients._simulator.chunk_size
+        if size is None or size >= n:
+            return Rows(_at_once(compute, rows))
+        _, index = _chunks(n, size)
+        each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
+        return Rows(jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[:n], each))
 
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         weights = self._weights()
@@ -171,7 +184,7 @@ class SimulatedCohort(Cohort):
             new = new if self._active is None else _where(self._active, new, old[self._ids])
             return old.at[self._ids].set(new, unique_indices=True)
 
-        return jax.tree.map(place, everyone, part)
+        return everywhere(jax.tree.map(place, everyone, part))
 
     def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
         """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
@@ -183,7 +196,7 @@ class SimulatedCohort(Cohort):
             m, held = row
             held = iter(held)
             here = [next(held) if isinstance(a, Rows) else a for a in args]
-            return function(population.client(m, jax.random.fold_in(key, m)), *here)
+            return function(population.client(m, fold_in(key, m)), *here)
 
         return compute, (self._ids, [a.rows for a in args if isinstance(a, Rows)])
 
@@ -198,28 +211,44 @@ class SimulatedCohort(Cohort):
     def _sum(self, weights: Array, function: Callable[..., Tree], args: tuple) -> Tree:
         compute, rows = self._call(function, args)
         n, size = len(self._ids), self._clients._simulator.chunk_size
-        self._reply(jax.eval_shape(compute, jax.tree.map(lambda r: r[0], rows)))
 
-        def weighted(weights: Array, rows: Tree) -> Tree:
-            each = jax.vmap(compute)(rows)
+        def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
+            """The sum over some clients, and one client's part of it."""
+            each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            return everywhere(total), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
-            return weighted(weights, rows)
+            total, one = weighted(weights, rows)
+            self._reply(one)
+            return total
 
-        chunks = -(-n // size)
-        index = jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
-        padded = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
+        chunks, index = _chunks(n, size)
+        parts = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
 
         def add(total: Tree, chunk: tuple[Array, Array]) -> tuple[Tree, None]:
             weights, index = chunk
-            part = weighted(weights, jax.tree.map(lambda r: r[index], rows))
+            part, _ = weighted(weights, jax.tree.map(lambda r: r[index], rows))
             return jax.tree.map(jnp.add, total, part), None
 
-        zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(weighted, weights, rows))
-        return lax.scan(add, zero, (padded, index))[0]
+        shapes, one = jax.eval_shape(weighted, weights, rows)
+        self._reply(one)
+        return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (parts, index))[0]
+
+
+def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
+    """Every client's result; each device computes its share of the clients."""
+    n = len(jax.tree.leaves(rows)[0])
+    each = each_its_share(jax.vmap(compute)(each_its_share(padded(rows))))
+    return jax.tree.map(lambda r: r[:n], each)
+
+
+def _chunks(n: int, size: int) -> tuple[int, Array]:
+    """How many chunks of so many members n of them make, and which members each has; the last one's number is repeated."""
+    chunks = -(-n // size)
+    return chunks, jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
 
 
 def _where(active: Array, new: Array, old: Array) -> Array:

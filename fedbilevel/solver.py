@@ -48,6 +48,7 @@ def solve(
     every: int = 10,
     metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
     chunk_size: int | None = None,
+    products: str = "default",
     loss_bound: float = 1e6,
     observe: Callable[[Snapshot], None] | None = None,
 ) -> Solution:
@@ -69,6 +70,7 @@ def solve(
         every: rounds between two rows of the history.
         metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
         chunk_size: how many clients are computed at once; None: all of a round.
+        products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.
 
@@ -98,6 +100,7 @@ def solve(
         seed=seed,
         every=every,
         chunk_size=chunk_size,
+        products=products,
         loss_bound=loss_bound,
     )
     history: list[dict[str, float | None]] = []

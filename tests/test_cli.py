@@ -195,6 +195,22 @@ def test_list_and_help_do_not_wait_for_jax():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 
+def test_programs_are_kept_in_the_cache_folder_and_one_that_cannot_be_written_is_no_matter(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    (tmp_path / "file").touch()
+    for place in ("cache", "file"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedbilevel", "run", "valley", "fedavg", "--rounds", "3", "--out", place + " run"],
+            env={**environment, "XDG_CACHE_HOME": str(tmp_path / place), "MPLCONFIGDIR": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and not done.stderr
+    assert any((tmp_path / "cache" / "fedbilevel" / "compiled").iterdir())
+
+
 LONG = ["run", "quadratic", "simfbo", "fedavg", "--knob", "noise=0.1", "--rounds", "20000", "--every", "500", "--out", "here"]
 
 

@@ -9,11 +9,13 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel import experiment as experiment_module
+from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.configuration import Configuration
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.experiment import Experiment
 from fedbilevel.participation import Uniform
 from fedbilevel.runs import Interrupted, RunFolder, StopRequest
+from fedbilevel.simulate import Simulator
 from fedbilevel.tasks.quadratic import Quadratic
 
 TASK = Quadratic(clients=5, noise=0.3).build()
@@ -346,3 +348,17 @@ def test_a_configuration_that_is_none_is_refused(tmp_path, content):
     (folder.path / "config.json").write_bytes(content)
     with pytest.raises(InputError, match=r"config\.json is (damaged|not)"):
         folder.execute(StopRequest(), lambda moment: None)
+
+
+def test_matrix_products_are_in_the_arithmetic_asked_for():
+    with jax.enable_x64(False):
+        task = Quadratic().build()
+        for products, preset in (("default", None), ("bfloat16", "BF16_BF16_F32")):
+            experiment = Experiment(task, SimFBO(), rounds=5, products=products)
+            state = SimFBO().init(task.x, task.y, None)
+            step = str(jax.make_jaxpr(Simulator.step)(experiment.simulator, SimFBO(), state, jax.random.key(0)))
+            assert "dot_general" in step and ("BF16_BF16_F32" in step) == (preset is not None)
+        with pytest.raises(InputError, match="products must be one of default, float32, bfloat16; given: float8"):
+            Experiment(task, SimFBO(), rounds=5, products="float8")
+    with pytest.raises(InputError, match="in single precision"):
+        Experiment(Quadratic().build(), SimFBO(), rounds=5, products="bfloat16")

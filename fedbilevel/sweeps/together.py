@@ -53,6 +53,7 @@ def run_together(experiments: Sequence[Experiment], observe: Callable[[int], Non
     keys = jnp.stack([jax.random.key(e.seed) for e in experiments])
 
     states, traffic = _begin(simulator, algorithms, task.x, task.y, keys)
+    traffic = jax.device_get(traffic)
     runs = [_Run(e, Totals().plus(_row(traffic, k))) for k, e in enumerate(experiments)]
     steps = np.zeros(len(runs), np.int32)
     while True:
@@ -70,7 +71,7 @@ def run_together(experiments: Sequence[Experiment], observe: Callable[[int], Non
         states, new_steps, traffic, finite, more = _advance(
             simulator, algorithms, states, jnp.asarray(steps), keys, due, budget, last
         )
-        steps, traffic = np.asarray(new_steps), jax.device_get(traffic)
+        steps, traffic, finite, more = jax.device_get((new_steps, traffic, finite, more))
         for k, run in enumerate(runs):
             run.advanced(_row(traffic, k), int(steps[k]), bool(finite[k]), bool(more[k]))
 

@@ -1,0 +1,139 @@
+"""The matrix products that an algorithm's step must do: those in its client functions, each different one once.
+
+A step is run on no numbers, with its own keys, so that random chains and loops have their true lengths. What a client
+function must compute is found in its trace: equal operations count once, as do results that several derivatives share, and
+operations that nothing needs do not count. Only products of matrices are counted, since the machine's rate is of those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Literal
+
+from fedbilevel.clients import Cohort
+from fedbilevel.experiment import Experiment
+from fedbilevel.simulate import SimulatedClients, SimulatedCohort
+from fedbilevel.traffic import Totals, product
+
+THOUSAND = 1000  # since the counts of a call are words of 32 bits
+INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "remat2": "jaxpr"}
+
+
+def of_steps(experiment: Experiment, count: int) -> int:
+    """The floating-point operations in matrix products of the first so many steps."""
+    simulator, algorithm = experiment.simulator, experiment.algorithm
+    state = experiment.state_shapes()
+
+    @jax.jit
+    def of_step(key: Array) -> Any:
+        server_key, clients_key = jax.random.split(key)
+        clients = IdleClients(simulator, clients_key)
+        algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state), clients, server_key)
+        return clients.traffic
+
+    keys = [jax.random.fold_in(jax.random.key(experiment.seed), t) for t in range(count)]
+    return THOUSAND * sum(Totals().plus(of_step(key)).up for key in keys)
+
+
+class IdleClients(SimulatedClients):
+    """Simulated clients that compute nothing; thousands of operations that they would do stand in the place of floats up."""
+
+    def draw(self, active: Array | None = None) -> Cohort:
+        drawn = super().draw(active)
+        return IdleCohort(self, drawn._ids, drawn._active)  # type: ignore[attr-defined]
+
+    def everyone(self) -> Cohort:
+        return IdleCohort(self, jnp.arange(self._simulator.population.size), None)
+
+    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
+        """What crosses the network is not asked for here."""
+
+    def spend(self, members: Array | int, operations: int) -> None:
+        """Add what each of some members does."""
+        self.traffic = self.traffic.plus(0, product(members, round(operations / THOUSAND)), product(0, 0))
+
+
+class IdleCohort(SimulatedCohort):
+    """A cohort whose members answer with zeros, and whose operations are counted."""
+
+    _clients: IdleClients
+
+    def _call(self, function: Callable[..., Any], args: tuple) -> tuple[Callable[[Any], Any], Any]:
+        compute, rows = super()._call(function, args)
+        one = jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), rows)
+        self._clients.spend(self._count, products(jax.make_jaxpr(compute)(one).jaxpr))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, one))
+        return lambda row: zeros, rows
+
+
+def products(program: Any) -> int:
+    """The operations in the matrix products that a program's results need."""
+    graph = Graph()
+    needed = graph.results(program, [graph.node(("argument", k)) for k in range(len(program.invars))])
+    return graph.operations(needed)
+
+
+class Graph:
+    """A program's operations, each different one once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._inputs: list[tuple[int, ...]] = []
+        self._costs: list[int] = []
+
+    def node(self, what: Any, inputs: tuple[int, ...] = (), cost: int = 0) -> int:
+        """The number of an operation on others' results."""
+        if (what, inputs) not in self._numbers:
+            self._numbers[what, inputs] = len(self._costs)
+            self._inputs.append(inputs)
+            self._costs.append(cost)
+        return self._numbers[what, inputs]
+
+    def results(self, program: Any, arguments: Sequence[int]) -> list[int]:
+        """The nodes of a program's results, from those of its arguments."""
+        known = dict(zip(program.invars, arguments, strict=True))
+        known |= {constant: self.node(("constant", id(constant))) for constant in program.constvars}
+
+        def read(variable: Any) -> int:
+            return self.node(("literal", str(variable.val))) if isinstance(variable, Literal) else known[variable]
+
+        for equation in program.eqns:
+            inputs = tuple(map(read, equation.invars))
+            name = equation.primitive.name
+            if name in INLINED:
+                inner = equation.params[INLINED[name]]
+                results = self.results(getattr(inner, "jaxpr", inner), inputs)
+            else:
+                one = self.node((name, str(equation.params)), inputs, _cost(equation))
+                results = [self.node(("result", k), (one,)) for k in range(len(equation.outvars))]
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return [read(variable) for variable in program.outvars]
+
+    def operations(self, needed: Sequence[int]) -> int:
+        """What the needed nodes cost, with all that they need."""
+        reached, waiting = set(needed), list(needed)
+        while waiting:
+            more = set(self._inputs[waiting.pop()]) - reached
+            reached |= more
+            waiting += more
+        return sum(self._costs[k] for k in reached)
+
+
+def _cost(equation: Any) -> int:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        left = equation.invars[0].aval.shape
+        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[k] for k in contracted)
+    if name == "scan":
+        return params["length"] * products(params["jaxpr"].jaxpr)
+    inner = [p for p in jax.tree.leaves(list(params.values())) if hasattr(p, "jaxpr")]
+    if any(products(p.jaxpr) for p in inner):
+        raise NotImplementedError(f"matrix products inside {name}, whose number of times is not known")
+    return 0

@@ -1,0 +1,43 @@
+"""Experiments at the papers' sizes, on MNIST where it is given and on generated images of its shape where it is not."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.configuration import Configuration
+from fedbilevel.data import idx
+from fedbilevel.experiment import Experiment
+
+TASK = "hyper-representation-mnist"  # an MLP 784-200-10, 100 clients, minibatches of 64
+LOCAL_TASK = "few-shot"  # for the algorithms with a lower level per client
+
+
+def experiment(algorithm: str, *, task: str = TASK, data: str = "", knobs: Any = (), **rest: Any) -> Experiment:
+    """An algorithm on a task with the settings that suit it there; hyperparameters are among the rest."""
+    run = {name: rest.pop(name) for name in ("clients_per_round", "seed", "steps", "every", "products") if name in rest}
+    data = data or (generated_mnist() if task.endswith("-mnist") else "")
+    return Configuration.resolve(task, dict(knobs), algorithm, rest, data=data, **{"steps": 1, **run}).experiment()
+
+
+@functools.cache
+def generated_mnist() -> str:
+    """A folder with files of MNIST's shapes and numbers of labels; an image is a pattern of its class, and noise."""
+    folder = tempfile.TemporaryDirectory(prefix="fedbilevel-bench-")
+    _kept.append(folder)
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 64, (10, 28, 28), dtype=np.uint8)
+    train = rng.permutation(np.repeat(np.arange(10, dtype=np.uint8), idx.PER_CLASS["mnist"]))
+    labels = (train, rng.integers(0, 10, 10_000, dtype=np.uint8))
+    contents = [a for of in labels for a in (patterns[of] + rng.integers(0, 192, (len(of), 28, 28), dtype=np.uint8), of)]
+    for (name, shape), content in zip(idx.SHAPES.items(), contents, strict=True):
+        header = b"\0\0\x08" + bytes([len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
+        Path(folder.name, name).write_bytes(header + content.tobytes())
+    return folder.name
+
+
+_kept: list[tempfile.TemporaryDirectory] = []  # until the program ends

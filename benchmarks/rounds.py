@@ -1,0 +1,67 @@
+"""Every algorithm's step at the papers' sizes against the machine: `make bench`.
+
+The time is that of a step inside a compiled loop of steps, in turns with a product of matrices; the fraction is of the
+rate of that product, for the operations that the step's own products must do. Compiling is all from the start to the first
+step, with nothing kept from before. Algorithms with a lower level per client run on few-shot learning, its convolutions as
+wide as the paper's; the others on hyper-representation.
+
+    python benchmarks/rounds.py [ALGORITHM ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import NamedTuple
+
+import jax
+import operations
+from papers import experiment
+from timing import PRODUCT_OPERATIONS, SIDE, compiled, in_turns, product, ratio, seconds
+
+from fedbilevel.algorithms import ALGORITHMS
+
+REPEATS = 7
+WIDE = dict(filters=64, tasks=4)
+
+
+class Measured(NamedTuple):
+    """Of one algorithm."""
+
+    compiling: float  # seconds
+    milliseconds: float  # a step
+    operations: int  # a step
+    fraction: float
+
+
+def measure(name: str, data: str = "") -> Measured:
+    """An algorithm's step, against a product of matrices."""
+    local = ALGORITHMS[name].load().lower_level == "local"
+    of = experiment(name, task="few-shot", knobs=WIDE) if local else experiment(name, data=data)
+    count = 2 if local else 10
+    steps, compiling = compiled(of, count)
+    multiply = product()
+    seconds(steps), seconds(multiply)
+    taken = in_turns({"product": multiply, "steps": steps}, REPEATS)
+    work = operations.of_steps(of, count)
+    fraction = work / PRODUCT_OPERATIONS / ratio(taken["steps"], taken["product"])
+    return Measured(compiling, 1e3 * statistics.median(taken["steps"]) / count, work // count, fraction)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS), metavar="ALGORITHM")
+    parser.add_argument("--data", default="", help="folder with MNIST; generated images of its shape unless given")
+    given = parser.parse_args()
+    multiply = product()
+    seconds(multiply)
+    rate = PRODUCT_OPERATIONS / min(seconds(multiply) for _ in range(5))
+    print(f"{jax.devices()[0].device_kind}: {rate / 1e9:.0f} GFLOP/s in a product of float32 matrices, {SIDE} x {SIDE}\n")
+    print(f"{'algorithm':18}{'compile s':>10}{'ms/step':>10}{'GFLOP/step':>12}{'fraction':>10}")
+    for name in given.algorithms:
+        of = measure(name, given.data)
+        print(f"{name:18}{of.compiling:10.1f}{of.milliseconds:10.2f}{of.operations / 1e9:12.2f}{of.fraction:10.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Our random bits are JAX's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbilevel import randomness
+
+
+def words(keys):
+    return np.asarray(jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_keys_and_bits_are_those_of_jax(seed):
+    key = jax.random.key(seed)
+    for number in (0, 1, 12345, 2**31 - 1):
+        np.testing.assert_array_equal(words(randomness.fold_in(key, number)), words(jax.random.fold_in(key, number)))
+    np.testing.assert_array_equal(words(jnp.stack(randomness.split(key))), words(jax.random.split(key)))
+    np.testing.assert_array_equal(randomness.bits(key, (3, 2, 7)), jax.random.bits(key, (3, 2, 7), jnp.uint32))
+    for n in (1, 2, 100, 3000):  # two passes of sorting from 1,626 on
+        np.testing.assert_array_equal(randomness.permutation(key, n), jax.random.permutation(key, n))
+
+
+def test_many_keys_at_once_give_what_each_gives_alone():
+    keys = jax.random.split(jax.random.key(3), 5)
+    together = jax.jit(jax.vmap(lambda key, k: randomness.bits(randomness.fold_in(key, k), (4,))))(keys, jnp.arange(5))
+    for k in range(5):
+        np.testing.assert_array_equal(together[k], jax.random.bits(jax.random.fold_in(keys[k], k), (4,), jnp.uint32))
