@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 from jax.extend.core import Literal
 
+from fedbilevel import randomness
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.clients import PerClient
@@ -195,7 +196,7 @@ class Experiment:
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
         alone = jax.process_count() == 1  # several processes must all make the same calls, however long those take
-        key, stretch, calls = jax.random.key(self.seed), 1 if alone else UNLIMITED, 0
+        key, stretch, calls = randomness.key(self.seed), 1 if alone else UNLIMITED, 0
         while True:
             called = time.perf_counter()
             due = (totals.rounds // self.every + 1) * self.every
@@ -223,7 +224,7 @@ class Experiment:
                 return
 
     def _key(self, step: int) -> Array:
-        return jax.random.fold_in(jax.random.key(self.seed), step)
+        return fold_in(randomness.key(self.seed), step)
 
     def _evaluation(self) -> Callable[[Any], Mapping[str, Any]]:
         """The metrics of a state: what its clients' data says, and what the task says about (x, y)."""

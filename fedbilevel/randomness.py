@@ -17,6 +17,11 @@ from jax import Array, lax
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
+def key(seed: int) -> Array:
+    """`jax.random.key` for Threefry, whatever JAX's own choice is set to"""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
 def fold_in(key: Array, number: Array | int) -> Array:
     """`jax.random.fold_in`"""
     words = jax.random.key_data(key)

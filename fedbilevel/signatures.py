@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel import exact
+from fedbilevel import exact, randomness
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.clients import at_client, is_client_function
 from fedbilevel.errors import InputError, NotFinite
@@ -76,7 +76,7 @@ def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array)
         state, _ = simulator.init(watched, x, y, key)
         return simulator.step(watched, state, key)[0]
 
-    jax.eval_shape(start_and_step, population, x, y, jax.random.key(0))
+    jax.eval_shape(start_and_step, population, x, y, randomness.key(0))
     measured = Shape.of(jax.eval_shape(exact.measures, population, x, y))
     seen[MEASURING] = {Signature(Shape.of((x, y)), measured)}
     return {name: frozenset(found) for name, found in seen.items()}

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedbilevel import randomness
 from fedbilevel.clients import Cohort
 from fedbilevel.experiment import Experiment
 from fedbilevel.population import Client
@@ -50,7 +51,7 @@ class Tally:
     def at(self, steps: Sequence[int], seed: int | None = None) -> list[Work]:
         """The work until each of these steps, with the experiment's own seed unless another is given."""
         seed = self.experiment.seed if seed is None else seed
-        key = jax.random.key(seed)
+        key = randomness.key(seed)
         until = self._until.setdefault(seed, [])
         if not until:
             until.append(_work(self._of_start(key)))

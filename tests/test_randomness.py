@@ -28,3 +28,9 @@ def test_many_keys_at_once_give_what_each_gives_alone():
     together = jax.jit(jax.vmap(lambda key, k: randomness.bits(randomness.fold_in(key, k), (4,))))(keys, jnp.arange(5))
     for k in range(5):
         np.testing.assert_array_equal(together[k], jax.random.bits(jax.random.fold_in(keys[k], k), (4,), jnp.uint32))
+
+
+def test_a_seed_means_the_same_whatever_generator_jax_is_set_to():
+    expected = words(jax.random.key(5))
+    with jax.default_prng_impl("rbg"):
+        np.testing.assert_array_equal(words(randomness.key(5)), expected)

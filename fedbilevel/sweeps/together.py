@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel import randomness
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.experiment import UNLIMITED, Experiment, Snapshot, advance, begin, revealed
 from fedbilevel.simulate import Simulator
@@ -50,7 +51,7 @@ def run_together(experiments: Sequence[Experiment], observe: Callable[[int], Non
     algorithms = jax.tree.map(
         lambda *leaves: jnp.stack([jnp.asarray(v, float) for v in leaves]), *(e.algorithm for e in experiments)
     )
-    keys = jnp.stack([jax.random.key(e.seed) for e in experiments])
+    keys = jnp.stack([randomness.key(e.seed) for e in experiments])
 
     states, traffic = _begin(simulator, algorithms, task.x, task.y, keys)
     traffic = jax.device_get(traffic)
