@@ -62,6 +62,20 @@ def test_one_that_diverges_is_marked_and_the_others_go_on():
     assert "diverged" in alone(many[1])
 
 
+def test_large_runs_on_a_cpu_are_made_one_after_another_with_the_same_numbers(tmp_path, monkeypatch):
+    together = SweepFolder.create(tmp_path / "together", small())
+    together.execute()
+    made = []
+    monkeypatch.setattr(sweep_module, "LARGE", 0)
+    monkeypatch.setattr(sweep_module, "run_together", lambda e, observe: made.append(len(e)) or run_together(e, observe))
+    alone = SweepFolder.create(tmp_path / "alone", small())
+    alone.execute()
+    assert made == [1] * 16
+    for ours, theirs in zip(alone.cells(), together.cells(), strict=True):
+        assert ours.values == theirs.values
+        np.testing.assert_allclose(ours.last("x_error"), theirs.last("x_error"), rtol=1e-9)
+
+
 def test_what_cannot_run_together_is_refused():
     a, b = (experiments("quadratic", "fedbio", [dict(local_steps=n)], (0,))[0] for n in (1, 2))
     with pytest.raises(InputError, match="may differ in their algorithm's real numbers and in their seed alone"):

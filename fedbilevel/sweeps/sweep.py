@@ -34,6 +34,7 @@ from fedbilevel.sweeps.together import DIVERGED, Outcome, bytes_of, run_together
 from fedbilevel.tasks import TASKS
 
 MOST_TOGETHER = 64  # runs in one program: results are written after each
+LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and several at once only get in each other's way
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,8 @@ def _programs(runs: list[tuple[Any, Experiment]]) -> Iterator[list[tuple[Any, Ex
     for run in runs:
         groups.setdefault(jax.tree.structure(run[1].algorithm), []).append(run)
     for group in groups.values():
-        size = max(1, min(MOST_TOGETHER, _memory() // 2 // bytes_of(group[0][1])))
+        needed = bytes_of(group[0][1])
+        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, _memory() // 2 // needed))
         for first in range(0, len(group), size):
             yield group[first : first + size]
 

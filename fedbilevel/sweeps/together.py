@@ -43,6 +43,8 @@ def bytes_of(experiment: Experiment) -> int:
 def run_together(experiments: Sequence[Experiment], observe: Callable[[int], None] = lambda rounds: None) -> list[Outcome]:
     """Run all to their ends; `observe` is told the fewest rounds that any of those still running has made."""
     first = experiments[0]
+    if len(experiments) == 1:
+        return [_alone(first, observe)]
     if len({(jax.tree.structure(e.algorithm), e.rounds, e.steps, e.every) for e in experiments}) > 1:
         raise InputError("experiments that run together may differ in their algorithm's real numbers and in their seed alone")
     if any(e.task is not first.task for e in experiments):
@@ -75,6 +77,18 @@ def run_together(experiments: Sequence[Experiment], observe: Callable[[int], Non
         steps, traffic, finite, more = jax.device_get((new_steps, traffic, finite, more))
         for k, run in enumerate(runs):
             run.advanced(_row(traffic, k), int(steps[k]), bool(finite[k]), bool(more[k]))
+
+
+def _alone(experiment: Experiment, observe: Callable[[int], None]) -> Outcome:
+    rows = []
+    try:
+        for moment in experiment.run():
+            observe(moment.totals.rounds)
+            if moment.metrics is not None:
+                rows.append(moment.row())
+    except Diverged as error:
+        return Outcome(rows, DIVERGED, str(error))
+    return Outcome(rows, FINISHED)
 
 
 class _Run:
