@@ -69,7 +69,7 @@ def solve(
         seed: of all randomness.
         every: rounds between two rows of the history.
         metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
-        chunk_size: how many clients are computed at once; None: all of a round.
+        chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.

@@ -362,3 +362,16 @@ def test_matrix_products_are_in_the_arithmetic_asked_for():
             Experiment(task, SimFBO(), rounds=5, products="float8")
     with pytest.raises(InputError, match="in single precision"):
         Experiment(Quadratic().build(), SimFBO(), rounds=5, products="bfloat16")
+
+
+def test_on_a_cpu_a_cohort_is_computed_in_parts_that_fit_its_cache(monkeypatch):
+    def made(**given):
+        return Configuration.resolve("quadratic", {"clients": 12}, "simfbo", {}, rounds=5, every=5, **given).experiment()
+
+    whole = made()
+    assert whole.simulator.chunk_size >= 12
+    expected = [moment.row() for moment in whole.run() if moment.metrics]
+    monkeypatch.setattr(experiment_module, "CACHED", 5 * (whole.task.x.nbytes + whole.task.y.nbytes))
+    assert made().simulator.chunk_size == 5 and made(chunk_size=7).simulator.chunk_size == 7
+    for ours, theirs in zip((moment.row() for moment in made().run() if moment.metrics), expected, strict=True):
+        assert ours["x_error"] == pytest.approx(theirs["x_error"], rel=1e-12)
