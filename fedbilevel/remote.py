@@ -165,7 +165,8 @@ class RemoteFederation:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
 
         In the place of the clients' values it has the step at which each client last saved its own. A client keeps
-        those of the checkpoint before too, until the next call says that this one is durable.
+        those of the checkpoint before too, until the next call says that this one is durable. Raises `RuntimeError`
+        if no client could save its own.
         """
         rows = [leaf for leaf in _leaves(state) if isinstance(leaf, RemoteRows)]
         wanted: Wanted = {}
@@ -173,7 +174,10 @@ class RemoteFederation:
             computed: list[Held] = []
             values = [leaf.at(m).expression(computed) for leaf in rows]
             wanted[m] = Save(step, values, int(self._saved[m])), computed
-        replies, _ = self.ask(wanted, reply=False, types={})
+        replies, errors = self.ask(wanted, reply=False, types={})
+        if rows and not replies:
+            m, trouble = next(iter(errors.items()))
+            raise RuntimeError(f"no client has saved its values for a checkpoint; client {m}: {trouble}")
         self._saved[list(replies)] = step
         where = self._saved.copy()
         saved = jax.tree.map(lambda leaf: where if isinstance(leaf, RemoteRows) else leaf, state, is_leaf=_is_rows)

@@ -1,11 +1,13 @@
 """Founding a federation and a site's own data, without its processes."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -16,7 +18,7 @@ from fedbilevel import cli
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import require_flare
-from fedbilevel.federation.job import job_name
+from fedbilevel.federation.job import STOP, job_name, write_status
 from fedbilevel.federation.provision import Federation
 from fedbilevel.remote import Unsent
 from fedbilevel.runs import RunFolder, StopRequest, locked
@@ -297,6 +299,45 @@ def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
     assert there.left_out == {1: trouble} and len(there._transport.answers["begin"][1]) == 9 - 3
 
 
+def flare(monkeypatch, answers, aborted):
+    """A transport to two sites, the second of which answers or raises what is given."""
+    from nvflare.collab import CollabCallError
+
+    from fedbilevel.transports import flare
+
+    def proxy(answers):
+        def answer(request):
+            given = next(answers)
+            if isinstance(given, str):
+                raise CollabCallError("b", "answer", given)
+            return [True, given]
+
+        return lambda timeout: SimpleNamespace(answer=answer)
+
+    monkeypatch.setattr(flare, "ABORTING", 0.5)
+    proxies = {0: proxy(iter([b"1"] * 9)), 1: proxy(iter(answers))}
+    return flare.Flare(proxies, {0: "a", 1: "b"}, 5.0, aborted)
+
+
+def test_answers_that_came_while_the_engine_ended_the_job_do_not_count(monkeypatch):
+    """It ends the sites' parts first, and says so to the server's a moment later."""
+    looks = itertools.count()
+    transport = flare(monkeypatch, [b"2", "gone"], lambda: next(looks) > 5)
+    assert transport.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {})
+    with pytest.raises(RuntimeError, match="the engine aborted the job"):
+        transport.ask({0: b"?", 1: b"?"})
+
+
+def test_a_site_that_cannot_be_reached_holds_the_others_up_once(monkeypatch):
+    transport = flare(monkeypatch, ["gone"] * 9, lambda: False)
+    times = [time.monotonic()]
+    for _ in range(5):
+        replies, errors = transport.ask({0: b"?", 1: b"?"})
+        assert replies == {0: b"1"} and "b could not be reached" in errors[1]
+        times.append(time.monotonic())
+    assert times[1] - times[0] >= 0.5 and times[-1] - times[1] < 0.5
+
+
 class Session:
     """The engine's session, with one job."""
 
@@ -340,12 +381,26 @@ def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_p
     (tmp_path / "config.json").write_text('{"identity": "ab"}')
     jobs = [("1", "ab", "RUNNING"), ("2", "ab", "FINISHED:COMPLETED"), ("3", "cd", "RUNNING"), ("4", "ab", "DISPATCHED")]
     session = Session({"job_id": j, "job_name": job_name(run), "status": status} for j, run, status in jobs)
+    write_status(tmp_path, {"ended": True})
     said = []
     supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
-    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1
+    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1 and (tmp_path / STOP).exists()
     monkeypatch.setattr("fedbilevel.federation.supervise.STOPPING", 0.0)
     with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run still works in"):
         supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
+
+
+def test_a_job_that_nobody_follows_may_write_its_checkpoint_before_it_is_aborted(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"identity": "ab"}')
+    session = Session([{"job_id": "1", "job_name": job_name("ab"), "status": "RUNNING"}])
+
+    def pause(seconds):
+        assert (tmp_path / STOP).exists() and not session.aborted
+        write_status(tmp_path, {"ended": True})
+
+    monkeypatch.setattr("fedbilevel.federation.supervise.time.sleep", pause)
+    supervisor(tmp_path, [])._end_orphans(session, RunFolder(tmp_path))
+    assert session.aborted == ["1"]
 
 
 def test_one_command_at_a_time_follows_a_run(tmp_path):

@@ -131,6 +131,14 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
     compared(folder.rows(), whole)
 
 
+def test_without_a_clients_values_a_checkpoint_is_not_written(tmp_path):
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbio-local")})
+    experiment, _ = on(folder.configuration.experiment())  # clients that have no disk
+    with pytest.raises(RuntimeError, match=r"no client has saved its values for a checkpoint; client 0: InputError: .* vault"):
+        folder.execute(StopRequest(), lambda moment: None, checkpoint_seconds=0, experiment=experiment)
+    assert not (folder.path / "checkpoint").exists() and folder.result is None
+
+
 class Flaky:
     """A transport whose clients can fall silent."""
 

@@ -48,7 +48,7 @@ class ExperimentServer:
         keep_compiled(Path(collab.workspace.get_root_dir()))
         present = {proxy.name: proxy for proxy in collab.clients}
         numbers = {self.sites.index(name): proxy for name, proxy in present.items() if name in self.sites}
-        transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout)
+        transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout, _is_aborted)
         ended: dict[str, Any] = {}
         try:
             experiment = self._experiment(folder.configuration, transport)
@@ -66,7 +66,7 @@ class ExperimentServer:
         stop = StopRequest()
 
         def observe(moment: Snapshot) -> None:
-            if (folder.path / STOP).exists() or collab.is_aborted:
+            if (folder.path / STOP).exists():
                 stop.signum = signal.SIGINT
 
         try:
@@ -109,6 +109,10 @@ class ExperimentServer:
         known |= {self.sites[m]: word == SIMULATED for m, word in said.items()}
         write_atomically(file, json.dumps(known).encode())
         return all(known.get(site) for site in self.sites)
+
+
+def _is_aborted() -> bool:
+    return bool(collab.is_aborted)
 
 
 def _without_truths(task: Task) -> Task:

@@ -159,11 +159,17 @@ class Supervisor:
         return [site for site in back if self._returns[site] <= RETURNS]
 
     def _end_orphans(self, session: Any, folder: RunFolder) -> None:
-        """Stop jobs of the run that another command left, and wait until nobody works in its folder."""
+        """Stop jobs of the run that another command left, after a checkpoint if they can, and wait for their end."""
         name = job_name(folder.identity)
         orphans = {j["job_id"] for j in session.list_jobs() if j.get("job_name") == name and not _ended(j)} - self._submitted
+        deadline = time.monotonic() + STOPPING
         if orphans & set(self.running(session)):
             self._say("stopping a job of this run that an earlier command left behind")
+            (folder.path / STOP).touch()
+            while not read_status(folder.path).get("ended") and time.monotonic() < deadline:
+                time.sleep(POLL)
+                if not orphans & set(self.running(session)):
+                    break
         for job in orphans:
             _abort(session, job)
         deadline = time.monotonic() + STOPPING
