@@ -15,7 +15,7 @@ import jax
 from nvflare.collab import collab
 
 from fedbilevel.configuration import Configuration
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.engine import documented
@@ -36,13 +36,13 @@ class ExperimentServer:
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
-        self._left_out: list[str] = []
+        self._left_out: Mapping[int, str] = {}
 
     @documented(collab.main)
     def run(self) -> None:
         """Run from the checkpoint, or from the start, to the end; how it went is in the run folder."""
         folder = RunFolder(Path(self.folder))
-        if folder.identity != self.identity:
+        if not folder.holds(self.identity):
             raise InputError(f"{folder.path} holds another run than the job is for: submit it again")
         jax.config.update("jax_enable_x64", folder.configuration.precision == "float64")
         keep_compiled(Path(collab.workspace.get_root_dir()))
@@ -52,15 +52,19 @@ class ExperimentServer:
         ended: dict[str, Any] = {}
         try:
             experiment = self._experiment(folder.configuration, transport)
-            write_status(folder.path, {"begun": True, "left_out": self._left_out})
+            write_status(folder.path, {"begun": True, "left_out": list(self._left_out.values())})
             self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
         except (InputError, RuntimeError, OSError) as error:
             logger.error("the run stopped: %s", error)
             ended = {"error": str(error), "final": isinstance(error, InputError)}
+        except Exception as error:
+            logger.exception("the run stopped")
+            ended = {"error": in_one_line(f"{type(error).__name__}: {error}")}
         finally:
-            write_status(folder.path, {"ended": True, **ended})
+            if folder.holds(self.identity):
+                write_status(folder.path, {"ended": True, "left_out": list(self._left_out.values()), **ended})
 
     def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
         stop = StopRequest()
@@ -91,7 +95,7 @@ class ExperimentServer:
         participants = Participants(transport, beginnings, dict(enumerate(self.sites)))
         for m, error in participants.begin(configuration.round_timeout).items():
             logger.warning("%s has not begun: %s", self.sites[m], error)
-        self._left_out = list(participants.left_out.values())
+        self._left_out = participants.left_out
         if not self._all_simulated(participants.data):
             task = _without_truths(task)
         known = signatures(experiment.algorithm, population, task.x, task.y)

@@ -20,7 +20,7 @@ from nvflare.collab import CollabCallError
 from fedbilevel.errors import in_one_line
 from fedbilevel.remote import Unsent
 
-LONGEST_CALL = 24 * 3600.0  # seconds; the rounds have a shorter limit of their own
+LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
 ABORTING = 4.0  # seconds after which a job whose sites the engine has ended knows that it is aborted
 Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
 
