@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from fedbilevel import cli
+from fedbilevel.configuration import Configuration
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import require_flare
-from fedbilevel.federation.job import STOP, job_name, write_status
+from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.provision import Federation
 from fedbilevel.remote import Unsent
 from fedbilevel.runs import RunFolder, StopRequest, locked
@@ -102,7 +103,12 @@ def test_what_cannot_be_founded_or_started_is_said_in_one_line(run, arguments, m
     [
         (["--federation", "nowhere"], "nowhere holds no federation"),
         (["--federation", "{founded}", "--knob", "clients=3"], "the federation has 2 sites, and quadratic was given clients=3"),
-        (["--federation", "{founded}", "--round-timeout", "0"], "--round-timeout must be above 0 seconds; given: 0.0"),
+        (
+            ["--federation", "{founded}", "--round-timeout", "0"],
+            "--round-timeout must be above 0 and at most 86400 seconds, a day; given: 0.0",
+        ),
+        (["--federation", "{founded}", "--round-timeout", "1e9"], "at most 86400 seconds, a day; given: 1000000000.0"),
+        (["--federation", "{founded}", "--round-timeout", "nan"], "at most 86400 seconds, a day; given: nan"),
         (["--federation", "{founded}", "--chunk-size", "2"], "--chunk-size is for simulated clients"),
     ],
 )
@@ -401,6 +407,152 @@ def test_a_job_that_nobody_follows_may_write_its_checkpoint_before_it_is_aborted
     monkeypatch.setattr("fedbilevel.federation.supervise.time.sleep", pause)
     supervisor(tmp_path, [])._end_orphans(session, RunFolder(tmp_path))
     assert session.aborted == ["1"]
+
+
+class Line:
+    """A session whose calls give or raise what comes next."""
+
+    def __init__(self, *said):
+        self.said = list(said)
+
+    def list_jobs(self):
+        given = self.said.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    def submit_job(self, path):
+        return self.list_jobs()
+
+    def close(self):
+        raise ConnectionError("gone")
+
+
+def connected(monkeypatch, *sessions):
+    """A connection that opens these sessions one after the other, or fails to, and what it says."""
+    from fedbilevel.federation import connection
+
+    monkeypatch.setattr(connection, "PAUSE", 0.01)
+    monkeypatch.setattr(connection, "PATIENCE", 0.3)
+    sessions, said = list(sessions), []
+
+    def new_session():
+        given = sessions.pop(0) if len(sessions) > 1 else sessions[0]
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    return connection.Connection(new_session, said.append), said
+
+
+def test_a_lost_connection_is_made_anew(monkeypatch):
+    gone, other = ConnectionError("gone"), ValueError("no such job")
+    line, said = connected(monkeypatch, Line("jobs", gone), RuntimeError("still starting"), Line(gone), Line("jobs", other))
+    assert line.list_jobs() == "jobs" and line.losses == 0 and not said
+    assert line.list_jobs() == "jobs" and line.losses == 2
+    assert said == ["the connection to the server is lost: trying again for 0 s"]
+    with pytest.raises(ValueError, match="no such job"):
+        line.list_jobs()
+    line.close()
+
+
+def test_a_server_that_stays_away_is_given_up(monkeypatch):
+    line, said = connected(monkeypatch, Line(ConnectionError("first")), ConnectionError("gone"))
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="gone"):
+        line.list_jobs()
+    assert time.monotonic() - began > 0.3 and len(said) == 1
+
+
+def test_a_job_is_not_submitted_twice_when_the_connection_is_lost_meanwhile(monkeypatch):
+    line, _ = connected(monkeypatch, Line(ConnectionError("gone")), Line("jobs", "submitted"))
+    with pytest.raises(ConnectionError):
+        line.submit_job("path")
+    assert line.list_jobs() == "jobs"
+
+
+def test_a_job_that_a_restarted_server_no_longer_runs_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbilevel.federation.supervise.POLL", 0.01)
+    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    session = Session([{"job_id": "1", "job_name": "any", "status": "DISPATCHED"}])
+    losses = iter([0, 0, 0, 1, 1, 1])
+    monkeypatch.setattr(Session, "losses", property(lambda self: next(losses)), raising=False)
+    monkeypatch.setattr(Session, "get_job_meta", lambda self, job: self.jobs[0], raising=False)
+    ended = supervisor(tmp_path, [])._followed(session, "1", folder, StopRequest(), SimpleNamespace(look=lambda folder: None))
+    assert ended == "the server was started again" and session.aborted == ["1"]
+
+
+def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
+    jobs = [("1", "ab", "FINISHED:COMPLETED"), ("2", "cd", "FINISHED:COMPLETED"), ("3", "ab", "RUNNING")]
+    session, deleted = Session({"job_id": j, "job_name": job_name(run), "status": s} for j, run, s in jobs), []
+    monkeypatch.setattr(Session, "delete_job", lambda self, job: deleted.append(job), raising=False)
+    supervisor(tmp_path, [])._tidy(session, job_name("ab"))
+    assert deleted == ["1"]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """The server's part of a job, with its run folder."""
+    from fedbilevel.federation import server
+
+    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(server, "collab", SimpleNamespace(workspace=workspace, clients=[], is_aborted=False))
+    monkeypatch.setattr(server, "keep_compiled", lambda kit: None)
+    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder
+
+
+def test_whatever_ends_a_job_is_one_line_in_its_status_and_a_traceback_in_the_log(server, monkeypatch, caplog):
+    job, folder = server
+
+    def fail(configuration, transport):
+        job._left_out = {0: "a: refused"}
+        raise KeyError("three\nlines\n")
+
+    monkeypatch.setattr(job, "_experiment", fail)
+    job.run()
+    assert read_status(folder.path) == {"ended": True, "left_out": ["a: refused"], "error": r"KeyError: 'three\nlines\n'"}
+    assert "Traceback" in caplog.text
+
+
+def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server, monkeypatch):
+    job, folder = server
+    given_away = []
+
+    def give_away(configuration, transport):
+        given_away.extend(RunFolder.create({folder.path: configuration}, force=True))
+        raise RuntimeError("none of 4 clients answered")
+
+    monkeypatch.setattr(job, "_experiment", give_away)
+    job.run()
+    assert given_away and read_status(folder.path) == {}
+    with pytest.raises(InputError, match="holds another run than the job is for"):
+        job.run()
+
+
+def test_a_run_whose_folder_was_given_to_another_writes_no_checkpoint_and_no_result(tmp_path):
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    (folder,) = RunFolder.create({tmp_path: configuration})
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def give_away(moment):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"identity": "another"}))
+
+    for seconds in (0.0, 1e9):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="was given to another run"):
+            folder.execute(StopRequest(), give_away, seconds)
+        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("by", ["", "config.json"])
+def test_a_folder_where_a_run_is_at_work_is_not_replaced(tmp_path, by):
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    before = RunFolder.create({tmp_path: configuration})[0].identity
+    with locked(tmp_path, by), pytest.raises(InputError, match="is being run by another process: wait for it, or stop it"):
+        RunFolder.create({tmp_path / "other": configuration, tmp_path: configuration}, force=True)
+    assert RunFolder(tmp_path).identity == before and not (tmp_path / "other").exists()
+    RunFolder.create({tmp_path: configuration}, force=True)
 
 
 def test_one_command_at_a_time_follows_a_run(tmp_path):
