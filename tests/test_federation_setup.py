@@ -246,30 +246,28 @@ class Sites:
 
     def __init__(self, begin, answer=None):
         self.answers = {"begin": begin, "answer": answer or {}}
-        self.asked = []
+        self.asked, self.timeouts = [], []
 
     def call(self, method, requests, timeout=None):
         self.asked += [(method, m) for m in requests]
+        self.timeouts += [timeout] * bool(requests)
         said = {m: self.answers[method][m].pop(0) for m in requests}
         return {m: s for m, s in said.items() if isinstance(s, bytes)}, {m: s for m, s in said.items() if isinstance(s, str)}
 
-    def ask(self, requests):
-        return self.call("answer", requests)
 
-
-REFUSED, MISSED = "{}: InputError: this site is set up for another task", "{}: InputError: no run has begun here: refused"
+REFUSED = "{}: InputError: this site is set up for another task"
 
 
 def participants(sites):
     from fedbilevel.federation.participants import Participants
 
-    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"})
+    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"}, 3.0)
 
 
 def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
     sites = Sites({0: [b"simulated data"], 1: [REFUSED.format("b")]}, {0: [b"1", b"2"]})
     there = participants(sites)
-    assert list(there.begin(1.0)) == [1] and there.left_out == {1: REFUSED.format("b")}
+    assert list(there.begin()) == [1] and there.left_out == {1: REFUSED.format("b")}
     for reply in (b"1", b"2"):
         replies, errors = there.ask({0: b"?", 1: b"?"})
         assert replies == {0: reply} and isinstance(errors[1], Unsent)
@@ -287,22 +285,33 @@ def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
 )
 def test_only_a_refusal_by_all_sites_is_the_end(begin, kind):
     with pytest.raises(kind, match="no site takes part; a") as caught:
-        participants(Sites(begin)).begin(1.0)
+        participants(Sites(begin)).begin()
     assert type(caught.value) is kind
 
 
 def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
-    sites = Sites({0: [b"own data"], 1: ["b could not be reached", b"own data"]}, {0: [b"1"], 1: [MISSED.format("b"), b"2"]})
-    there = participants(sites)
-    there.begin(1.0)
+    begin = {0: [b"own data"], 1: ["b did not answer within 120 s", Unsent("b has not yet answered"), b"own data"]}
+    there = participants(Sites(begin, {0: [b"1"] * 2, 1: [b"2"]}))
+    there.begin()
+    replies, errors = there.ask({0: b"?", 1: b"?"})
+    assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
     assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
     trouble = "b: MemoryError at the site: its log says more"
-    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9, 1: [MISSED.format("b")] * 9}))
-    there.begin(1.0)
+    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9}))
+    there.begin()
     for _ in range(5):
         replies, errors = there.ask({0: b"?", 1: b"?"})
         assert replies == {0: b"1"} and list(errors) == [1]
     assert there.left_out == {1: trouble} and len(there._transport.answers["begin"][1]) == 9 - 3
+
+
+def test_a_sites_first_answer_may_take_as_long_as_its_beginning():
+    answers = {0: [b"1"] * 3, 1: ["b could not be reached", b"2", b"2"]}
+    there = participants(Sites({0: [b"own data"], 1: [b"own data"]}, answers))
+    there.begin()
+    for _ in range(3):
+        there.ask({0: b"?", 1: b"?"})
+    assert there._transport.timeouts == [120.0, 120.0, 120.0, None]
 
 
 def flare(monkeypatch, answers, aborted):
@@ -579,6 +588,23 @@ def test_a_sites_log_is_not_filled_by_refusals(caplog):
     for k in range(3000):
         site._log(f"refused: {k}")
     assert len(caplog.records) == MOST_LINES + 1 + 3 and "one in 1000" in caplog.text
+
+
+def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkeypatch):
+    from fedbilevel.federation import site as module
+
+    monkeypatch.setattr(module, "collab", SimpleNamespace(caller="server"))
+    monkeypatch.setattr(module, "keep_compiled", lambda kit: None)
+    (tmp_path / "local").mkdir()
+    site(tmp_path / "local", task="quadratic", loader="share", client=1)
+    run = dict(task="quadratic", knobs=KNOBS, algorithm="fedavg", hyperparameters={}, precision="float64", identity="ab")
+    here = module.Site()
+    here._kit = tmp_path
+    first = json.dumps(run | {"number": 1, "weight": 1.0}).encode()
+    assert here.begin(first) == [True, b"simulated data"]
+    runtime = here._runtime
+    assert here.begin(first) == [True, b"simulated data"] and here._runtime is runtime
+    assert here.begin(first.replace(b"ab", b"cd"))[0] and here._runtime is not runtime
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

@@ -385,7 +385,10 @@ def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
     with pytest.raises(InputError, match="damaged"):
         vault.load(30)
     for k in range(20):
-        DiskVault(tmp_path, f"{k:x}")
+        DiskVault(tmp_path, f"{k:x}")  # runs that keep nothing
+    assert vault.load(20) == b"twenty" and len(list(tmp_path.iterdir())) == 2
+    for k in range(20):
+        DiskVault(tmp_path, f"{k:x}").save(1, b"one", keep=-1)
     assert len(list(tmp_path.iterdir())) == RUNS + 1
     for wrong in ("../x", "", "AB", "a/b"):
         with pytest.raises(InputError, match="not a run's identity"):

@@ -37,6 +37,7 @@ class ExperimentServer:
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
         self._left_out: Mapping[int, str] = {}
+        self._data: Mapping[int, bytes] = {}  # what the sites say of theirs
 
     @documented(collab.main)
     def run(self) -> None:
@@ -64,6 +65,7 @@ class ExperimentServer:
             ended = {"error": in_one_line(f"{type(error).__name__}: {error}")}
         finally:
             if folder.holds(self.identity):
+                self._all_simulated()
                 write_status(folder.path, {"ended": True, "left_out": list(self._left_out.values()), **ended})
 
     def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
@@ -92,11 +94,11 @@ class ExperimentServer:
             m: json.dumps({**common, "number": m, "weight": float(w) * population.size}).encode()
             for m, w in enumerate(population.weights)
         }
-        participants = Participants(transport, beginnings, dict(enumerate(self.sites)))
-        for m, error in participants.begin(configuration.round_timeout).items():
+        participants = Participants(transport, beginnings, dict(enumerate(self.sites)), configuration.round_timeout)
+        for m, error in participants.begin().items():
             logger.warning("%s has not begun: %s", self.sites[m], error)
-        self._left_out = participants.left_out
-        if not self._all_simulated(participants.data):
+        self._left_out, self._data = participants.left_out, participants.data
+        if not self._all_simulated():
             task = _without_truths(task)
         known = signatures(experiment.algorithm, population, task.x, task.y)
         sets = population.problem.sets
@@ -105,12 +107,12 @@ class ExperimentServer:
         )
         return dataclasses.replace(experiment, task=task, federation=federation)
 
-    def _all_simulated(self, said: Mapping[int, bytes]) -> bool:
+    def _all_simulated(self) -> bool:
         """Whether every site says of its data that they are simulated, in this job or in an earlier one of the run."""
         file, known = Path(self.folder) / SITES, {}
         with contextlib.suppress(FileNotFoundError, ValueError):
             known = json.loads(file.read_bytes())
-        known |= {self.sites[m]: word == SIMULATED for m, word in said.items()}
+        known |= {self.sites[m]: word == SIMULATED for m, word in self._data.items()}
         write_atomically(file, json.dumps(known).encode())
         return all(known.get(site) for site in self.sites)
 
