@@ -102,7 +102,7 @@ class ExchangeServer:
     def measure(self) -> None:
         """Write the medians and the bytes to a file."""
         proxies = dict(enumerate(collab.clients))
-        transport = Flare(proxies, {m: p.name for m, p in proxies.items()}, 300.0)
+        transport = Flare(proxies, {m: p.name for m, p in proxies.items()}, 300.0, lambda: False)
         pool = ThreadPoolExecutor(len(proxies))
 
         def wire() -> int:

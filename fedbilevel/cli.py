@@ -71,6 +71,7 @@ app.command("report")(report_commands.report)
 app.command("watch")(report_commands.watch)
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
+LONGEST_ROUND = 24 * 3600  # seconds
 DEMO = {"rounds": 1000, "every": 20}
 
 
@@ -261,8 +262,8 @@ def _on_federation(
     from fedbilevel.federation.provision import Federation
 
     require_flare()
-    if not round_timeout > 0:
-        raise InputError(f"--round-timeout must be above 0 seconds; given: {round_timeout}")
+    if not 0 < round_timeout <= LONGEST_ROUND:
+        raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
     if rest["chunk_size"] is not None:
         raise InputError("--chunk-size is for simulated clients: leave it out with --federation")
     if rest["products"] != "default":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -81,13 +81,21 @@ class HeldPart(NamedTuple):
 
 
 class RemoteRows(PerClient):
-    """One held value for each client of a cohort."""
+    """A held value for each client, by its number; made when first asked for, since a cohort's members can still change."""
 
-    def __init__(self, parts: list[HeldPart]):
-        self.parts = parts
+    def __init__(self, at: Callable[[int], HeldPart]):
+        self.at: Callable[[int], HeldPart] = cache(at)
 
     def __getitem__(self, index: int) -> RemoteRows:
-        return RemoteRows([HeldPart(p.held, (*p.path, index)) for p in self.parts])
+        def part(m: int) -> HeldPart:
+            whole = self.at(m)
+            return HeldPart(whole.held, (*whole.path, index))
+
+        return RemoteRows(part)
+
+    def made(self, population: int) -> RemoteRows:
+        """The same for all clients, made by now, so that it keeps alive nothing that it was made from."""
+        return RemoteRows([self.at(m) for m in range(population)].__getitem__)
 
 
 class RemoteFederation:
@@ -143,9 +151,11 @@ class RemoteFederation:
         wanted: Wanted = {}
         for m in range(len(self.weights)):
             computed: list[Held] = []
-            y = state.y.parts[m].expression(computed) if isinstance(state.y, RemoteRows) else state.y
+            y = state.y.at(m).expression(computed) if isinstance(state.y, RemoteRows) else state.y
             wanted[m] = Measures(state.x, y), computed
         replies, errors = self.ask(wanted, reply=True, types={})
+        if not replies:
+            raise silence(errors)
         weights = self.weights[list(replies)]
         means = weights / weights.sum() @ np.stack(list(replies.values()))
         absences, self.absences = self.absences + len(errors), 0
@@ -155,15 +165,19 @@ class RemoteFederation:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
 
         In the place of the clients' values it has the step at which each client last saved its own. A client keeps
-        those of the checkpoint before too, until the next call says that this one is durable.
+        those of the checkpoint before too, until the next call says that this one is durable. Raises `RuntimeError`
+        if no client could save its own.
         """
         rows = [leaf for leaf in _leaves(state) if isinstance(leaf, RemoteRows)]
         wanted: Wanted = {}
         for m in range(len(self.weights)) if rows else ():
             computed: list[Held] = []
-            values = [leaf.parts[m].expression(computed) for leaf in rows]
+            values = [leaf.at(m).expression(computed) for leaf in rows]
             wanted[m] = Save(step, values, int(self._saved[m])), computed
-        replies, _ = self.ask(wanted, reply=False, types={})
+        replies, errors = self.ask(wanted, reply=False, types={})
+        if rows and not replies:
+            m, trouble = next(iter(errors.items()))
+            raise RuntimeError(f"no client has saved its values for a checkpoint; client {m}: {trouble}")
         self._saved[list(replies)] = step
         where = self._saved.copy()
         saved = jax.tree.map(lambda leaf: where if isinstance(leaf, RemoteRows) else leaf, state, is_leaf=_is_rows)
@@ -187,11 +201,11 @@ class RemoteFederation:
         never = [leaf for leaf in first if isinstance(leaf, RemoteRows)]
 
         def held(place: int) -> RemoteRows:
-            return RemoteRows([part(place, m, int(step)) for m, step in enumerate(self._saved)])
+            return RemoteRows([part(place, m, int(step)) for m, step in enumerate(self._saved)].__getitem__)
 
         def part(place: int, m: int, step: int) -> HeldPart:
             if step == NEVER:
-                return never[place].parts[m]
+                return never[place].at(m)
             return HeldPart(Held(self, m, lambda slot, _: Saved(step, place, slot)))
 
         places = iter(range(len(rows)))
@@ -217,11 +231,6 @@ class RemoteFederation:
             for held in wanted[m][1]:
                 held.make = None
         self._report(replies, errors)
-        if reply and not replies:
-            if all(e.startswith(NotFinite.__name__) for e in errors.values()):
-                raise NotFinite(f"what all {len(wanted)} clients computed is not finite")
-            m, trouble = next(iter(errors.items()))
-            raise RuntimeError(f"none of {len(wanted)} clients answered; client {m}: {trouble}")
         return {m: replies[m] for m in wanted if m in replies}, errors
 
     def _check(self, expression: Any, value: Tree) -> None:
@@ -293,8 +302,11 @@ class RemoteClients(Clients):
     def settled(self, state: Any) -> Any:
         """The state, once the clients have computed what it leaves with them."""
         wanted: Wanted = {}
+        population = len(self.federation.weights)
+        state = jax.tree.map(lambda leaf: leaf.made(population) if _is_rows(leaf) else leaf, state, is_leaf=_is_rows)
         for rows in _leaves(state):
-            for m, part in enumerate(rows.parts if isinstance(rows, RemoteRows) else ()):
+            for m in range(population) if isinstance(rows, RemoteRows) else ():
+                part = rows.at(m)
                 if part.held.make is not None:
                     expressions, computed = wanted.setdefault(m, ([], []))
                     expressions.append(part.expression(computed))
@@ -303,10 +315,15 @@ class RemoteClients(Clients):
 
 
 class RemoteCohort(Cohort):
-    """Some clients behind the transport. One that fails to answer is not asked again in this cohort."""
+    """Some clients behind the transport.
+
+    One that fails to answer is not asked again in this cohort. Where nobody is left, others stand in: a mean is never
+    over nobody, as in a simulation with dropouts.
+    """
 
     def __init__(self, clients: RemoteClients, ids: np.ndarray, active: np.ndarray):
-        self._clients, self._ids, self._active = clients, ids, active
+        self._clients, self._ids, self._active = clients, np.array(ids), np.array(active)
+        self._errors: dict[int, str] = {}  # of those that failed to answer
 
     @property
     def active(self) -> Array:
@@ -314,7 +331,7 @@ class RemoteCohort(Cohort):
 
     def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
         call = self._call(function, args)
-        return self._hold(lambda row: partial(call, row))
+        return self._hold(lambda m: partial(call, m))
 
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         replies, weights = self._ask(function, args)
@@ -325,7 +342,7 @@ class RemoteCohort(Cohort):
         return _weighted_sum(weights * (len(self._clients.federation.weights) / max(len(replies), 1)), replies)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
-        replies, _ = self._ask(function, args)
+        replies, _ = self._ask(function, args, stand_in=otherwise is None)
         if not replies and otherwise is None:
             raise RuntimeError(f"nobody was asked for {function.__name__}: say what the rows are otherwise")
         if not replies:
@@ -344,46 +361,71 @@ class RemoteCohort(Cohort):
     def scatter(self, rows: Tree) -> PerClient:
         check_finite("what the server scatters", rows)
 
-        def store(row: int) -> Make:
+        def store(m: int) -> Make:
+            (row,) = np.flatnonzero(self._ids == m)
             return lambda slot, _: Store(jax.tree.map(lambda r: r[row], rows), slot)
 
         return self._hold(store)
 
     def take(self, everyone: PerClient) -> PerClient:
         assert isinstance(everyone, RemoteRows)
-        return RemoteRows([everyone.parts[m] for m in self._ids])
+        return everyone
 
     def put(self, everyone: PerClient, part: PerClient) -> PerClient:
         assert isinstance(everyone, RemoteRows) and isinstance(part, RemoteRows)
-        parts = list(everyone.parts)
-        for row in np.flatnonzero(self._active):
-            parts[self._ids[row]] = part.parts[row]
-        return RemoteRows(parts)
+        mine = set(self._ids[self._active])
+        population = len(self._clients.federation.weights)
+        return RemoteRows([(part if m in mine else everyone).at(m) for m in range(population)].__getitem__)
 
     def _hold(self, make: Callable[[int], Make]) -> RemoteRows:
         federation = self._clients.federation
-        return RemoteRows([HeldPart(Held(federation, int(m), make(row))) for row, m in enumerate(self._ids)])
+        return RemoteRows(lambda m: HeldPart(Held(federation, m, make(m))))
 
     def _call(self, function: Callable[..., Tree], args: tuple) -> Callable[[int, int | None, list[Held]], Call]:
         key = np.asarray(jax.random.key_data(self._clients.next_key()))
         check_finite(f"what the server sends to {function.__name__}", [a for a in args if not isinstance(a, RemoteRows)])
 
-        def call(row: int, slot: int | None, computed: list[Held]) -> Call:
-            here = tuple(a.parts[row].expression(computed) if isinstance(a, RemoteRows) else a for a in args)
+        def call(m: int, slot: int | None, computed: list[Held]) -> Call:
+            here = tuple(a.at(m).expression(computed) if isinstance(a, RemoteRows) else a for a in args)
             return Call(function.__name__, key, here, slot)
 
         return call
 
-    def _ask(self, function: Callable[..., Tree], args: tuple) -> tuple[list[Tree], np.ndarray]:
-        """The replies of the members who answer, and their weights."""
-        call, wanted = self._call(function, args), {}
-        for row in np.flatnonzero(self._active):
-            computed: list[Held] = []
-            wanted[int(self._ids[row])] = call(int(row), None, computed), computed
-        replies, errors = self._clients.ask(wanted, reply=True)
-        self._active = self._active & ~np.isin(self._ids, list(errors))
+    def _ask(self, function: Callable[..., Tree], args: tuple, stand_in: bool = True) -> tuple[list[Tree], np.ndarray]:
+        """The replies of the members who answer, or of those who stand in for them if none does, and their weights."""
+        call = self._call(function, args)
+        replies: dict[int, Tree] = {}
+        while not replies and self._active.any():
+            wanted: Wanted = {}
+            for m in map(int, self._ids[self._active]):
+                computed: list[Held] = []
+                wanted[m] = call(m, None, computed), computed
+            replies, errors = self._clients.ask(wanted, reply=True)
+            self._errors |= errors
+            asked, self._active = self._active, self._active & ~np.isin(self._ids, list(errors))
+            if stand_in and not replies:
+                self._replace(np.flatnonzero(asked))
         members = self._ids[self._active]
         return [replies[m] for m in members], self._clients.federation.weights[members]
+
+    def _replace(self, rows: np.ndarray) -> None:
+        """Put clients that have not failed yet, in random order, into the rows of members that have."""
+        others = np.asarray(jax.random.permutation(self._clients.next_key(), len(self._clients.federation.weights)))
+        others = others[~np.isin(others, list(self._errors))]
+        if not len(others):
+            raise silence(self._errors)
+        for row, m in zip(rows, others, strict=False):
+            self._ids[self._ids == m] = self._ids[row]
+            self._ids[row], self._active[row] = m, True
+
+
+def silence(errors: Mapping[int, str]) -> NotFinite | RuntimeError:
+    """What to raise where no client of the federation has answered."""
+    diverged = sum(error.startswith(NotFinite.__name__) for error in errors.values())
+    if 2 * diverged > len(errors):
+        return NotFinite(f"what {diverged} of {len(errors)} clients computed is not finite")
+    m, trouble = next(iter(errors.items()))
+    return RuntimeError(f"none of {len(errors)} clients answered; client {m}: {trouble}")
 
 
 def _is_rows(node: Any) -> bool:

@@ -93,6 +93,10 @@ class RunFolder:
                 raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
             if (path / "config.json").exists() and not force:
                 raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
+            for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
+                if (path / by).exists():
+                    with locked(path, by):
+                        pass
         itemsize = jax.numpy.zeros(()).dtype.itemsize
         for path, configuration in runs.items():
             for name in FILES:
@@ -140,6 +144,12 @@ class RunFolder:
         """What tells this run from all others, also from one with the same configuration."""
         return str(self._read("config.json").get("identity", ""))
 
+    def holds(self, identity: str) -> bool:
+        """Whether the folder still holds the run of this identity."""
+        with contextlib.suppress(OSError, InputError):
+            return self.identity == identity
+        return False
+
     @property
     def result(self) -> dict[str, Any] | None:
         """How the run ended, or None while it has not."""
@@ -186,7 +196,7 @@ class RunFolder:
     def _execute(
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
     ) -> None:
-        configuration = self.configuration
+        configuration, identity = self.configuration, self.identity
         try:
             start = self._read_checkpoint(experiment, configuration)
             kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
@@ -201,20 +211,25 @@ class RunFolder:
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, experiment, configuration)
+                        self._write_checkpoint(moment, experiment, configuration, identity)
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
-            self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()})
+            self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()}, identity)
             raise
-        self._write_checkpoint(moment, experiment, configuration)
-        self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()})
+        self._write_checkpoint(moment, experiment, configuration, identity)
+        self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()}, identity)
 
-    def _finish(self, result: dict[str, Any]) -> None:
+    def _require(self, identity: str) -> None:
+        if not self.holds(identity):
+            raise InputError(f"{self.path} was given to another run while this one was at work: choose another --out")
+
+    def _finish(self, result: dict[str, Any], identity: str) -> None:
+        self._require(identity)
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, configuration: Configuration) -> None:
+    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, configuration: Configuration, identity: str) -> None:
         content = {
             "run": configuration.fingerprint(),
             "step": moment.step,
@@ -223,6 +238,7 @@ class RunFolder:
             "leaves": experiment.saved(moment.state, moment.step),
         }
         payload = wire.encode(content)
+        self._require(identity)
         digest = hashlib.sha256(payload).hexdigest().encode()
         write_atomically(self.path / "checkpoint", MAGIC + digest + b"\n" + payload)
         x = io.BytesIO()

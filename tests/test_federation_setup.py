@@ -1,11 +1,13 @@
 """Founding a federation and a site's own data, without its processes."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -13,10 +15,11 @@ import numpy as np
 import pytest
 
 from fedbilevel import cli
+from fedbilevel.configuration import Configuration
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import require_flare
-from fedbilevel.federation.job import job_name
+from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.provision import Federation
 from fedbilevel.remote import Unsent
 from fedbilevel.runs import RunFolder, StopRequest, locked
@@ -100,7 +103,12 @@ def test_what_cannot_be_founded_or_started_is_said_in_one_line(run, arguments, m
     [
         (["--federation", "nowhere"], "nowhere holds no federation"),
         (["--federation", "{founded}", "--knob", "clients=3"], "the federation has 2 sites, and quadratic was given clients=3"),
-        (["--federation", "{founded}", "--round-timeout", "0"], "--round-timeout must be above 0 seconds; given: 0.0"),
+        (
+            ["--federation", "{founded}", "--round-timeout", "0"],
+            "--round-timeout must be above 0 and at most 86400 seconds, a day; given: 0.0",
+        ),
+        (["--federation", "{founded}", "--round-timeout", "1e9"], "at most 86400 seconds, a day; given: 1000000000.0"),
+        (["--federation", "{founded}", "--round-timeout", "nan"], "at most 86400 seconds, a day; given: nan"),
         (["--federation", "{founded}", "--chunk-size", "2"], "--chunk-size is for simulated clients"),
     ],
 )
@@ -238,30 +246,28 @@ class Sites:
 
     def __init__(self, begin, answer=None):
         self.answers = {"begin": begin, "answer": answer or {}}
-        self.asked = []
+        self.asked, self.timeouts = [], []
 
     def call(self, method, requests, timeout=None):
         self.asked += [(method, m) for m in requests]
+        self.timeouts += [timeout] * bool(requests)
         said = {m: self.answers[method][m].pop(0) for m in requests}
         return {m: s for m, s in said.items() if isinstance(s, bytes)}, {m: s for m, s in said.items() if isinstance(s, str)}
 
-    def ask(self, requests):
-        return self.call("answer", requests)
 
-
-REFUSED, MISSED = "{}: InputError: this site is set up for another task", "{}: InputError: no run has begun here: refused"
+REFUSED = "{}: InputError: this site is set up for another task"
 
 
 def participants(sites):
     from fedbilevel.federation.participants import Participants
 
-    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"})
+    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"}, 3.0)
 
 
 def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
     sites = Sites({0: [b"simulated data"], 1: [REFUSED.format("b")]}, {0: [b"1", b"2"]})
     there = participants(sites)
-    assert list(there.begin(1.0)) == [1] and there.left_out == {1: REFUSED.format("b")}
+    assert list(there.begin()) == [1] and there.left_out == {1: REFUSED.format("b")}
     for reply in (b"1", b"2"):
         replies, errors = there.ask({0: b"?", 1: b"?"})
         assert replies == {0: reply} and isinstance(errors[1], Unsent)
@@ -279,22 +285,72 @@ def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
 )
 def test_only_a_refusal_by_all_sites_is_the_end(begin, kind):
     with pytest.raises(kind, match="no site takes part; a") as caught:
-        participants(Sites(begin)).begin(1.0)
+        participants(Sites(begin)).begin()
     assert type(caught.value) is kind
 
 
 def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
-    sites = Sites({0: [b"own data"], 1: ["b could not be reached", b"own data"]}, {0: [b"1"], 1: [MISSED.format("b"), b"2"]})
-    there = participants(sites)
-    there.begin(1.0)
+    begin = {0: [b"own data"], 1: ["b did not answer within 120 s", Unsent("b has not yet answered"), b"own data"]}
+    there = participants(Sites(begin, {0: [b"1"] * 2, 1: [b"2"]}))
+    there.begin()
+    replies, errors = there.ask({0: b"?", 1: b"?"})
+    assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
     assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
     trouble = "b: MemoryError at the site: its log says more"
-    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9, 1: [MISSED.format("b")] * 9}))
-    there.begin(1.0)
+    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9}))
+    there.begin()
     for _ in range(5):
         replies, errors = there.ask({0: b"?", 1: b"?"})
         assert replies == {0: b"1"} and list(errors) == [1]
     assert there.left_out == {1: trouble} and len(there._transport.answers["begin"][1]) == 9 - 3
+
+
+def test_a_sites_first_answer_may_take_as_long_as_its_beginning():
+    answers = {0: [b"1"] * 3, 1: ["b could not be reached", b"2", b"2"]}
+    there = participants(Sites({0: [b"own data"], 1: [b"own data"]}, answers))
+    there.begin()
+    for _ in range(3):
+        there.ask({0: b"?", 1: b"?"})
+    assert there._transport.timeouts == [120.0, 120.0, 120.0, None]
+
+
+def flare(monkeypatch, answers, aborted):
+    """A transport to two sites, the second of which answers or raises what is given."""
+    from nvflare.collab import CollabCallError
+
+    from fedbilevel.transports import flare
+
+    def proxy(answers):
+        def answer(request):
+            given = next(answers)
+            if isinstance(given, str):
+                raise CollabCallError("b", "answer", given)
+            return [True, given]
+
+        return lambda timeout: SimpleNamespace(answer=answer)
+
+    monkeypatch.setattr(flare, "ABORTING", 0.5)
+    proxies = {0: proxy(iter([b"1"] * 9)), 1: proxy(iter(answers))}
+    return flare.Flare(proxies, {0: "a", 1: "b"}, 5.0, aborted)
+
+
+def test_answers_that_came_while_the_engine_ended_the_job_do_not_count(monkeypatch):
+    """It ends the sites' parts first, and says so to the server's a moment later."""
+    looks = itertools.count()
+    transport = flare(monkeypatch, [b"2", "gone"], lambda: next(looks) > 5)
+    assert transport.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {})
+    with pytest.raises(RuntimeError, match="the engine aborted the job"):
+        transport.ask({0: b"?", 1: b"?"})
+
+
+def test_a_site_that_cannot_be_reached_holds_the_others_up_once(monkeypatch):
+    transport = flare(monkeypatch, ["gone"] * 9, lambda: False)
+    times = [time.monotonic()]
+    for _ in range(5):
+        replies, errors = transport.ask({0: b"?", 1: b"?"})
+        assert replies == {0: b"1"} and "b could not be reached" in errors[1]
+        times.append(time.monotonic())
+    assert times[1] - times[0] >= 0.5 and times[-1] - times[1] < 0.5
 
 
 class Session:
@@ -340,12 +396,172 @@ def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_p
     (tmp_path / "config.json").write_text('{"identity": "ab"}')
     jobs = [("1", "ab", "RUNNING"), ("2", "ab", "FINISHED:COMPLETED"), ("3", "cd", "RUNNING"), ("4", "ab", "DISPATCHED")]
     session = Session({"job_id": j, "job_name": job_name(run), "status": status} for j, run, status in jobs)
+    write_status(tmp_path, {"ended": True})
     said = []
     supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
-    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1
+    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1 and (tmp_path / STOP).exists()
     monkeypatch.setattr("fedbilevel.federation.supervise.STOPPING", 0.0)
     with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run still works in"):
         supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
+
+
+def test_a_job_that_nobody_follows_may_write_its_checkpoint_before_it_is_aborted(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"identity": "ab"}')
+    session = Session([{"job_id": "1", "job_name": job_name("ab"), "status": "RUNNING"}])
+
+    def pause(seconds):
+        assert (tmp_path / STOP).exists() and not session.aborted
+        write_status(tmp_path, {"ended": True})
+
+    monkeypatch.setattr("fedbilevel.federation.supervise.time.sleep", pause)
+    supervisor(tmp_path, [])._end_orphans(session, RunFolder(tmp_path))
+    assert session.aborted == ["1"]
+
+
+class Line:
+    """A session whose calls give or raise what comes next."""
+
+    def __init__(self, *said):
+        self.said = list(said)
+
+    def list_jobs(self):
+        given = self.said.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    def submit_job(self, path):
+        return self.list_jobs()
+
+    def close(self):
+        raise ConnectionError("gone")
+
+
+def connected(monkeypatch, *sessions):
+    """A connection that opens these sessions one after the other, or fails to, and what it says."""
+    from fedbilevel.federation import connection
+
+    monkeypatch.setattr(connection, "PAUSE", 0.01)
+    monkeypatch.setattr(connection, "PATIENCE", 0.3)
+    sessions, said = list(sessions), []
+
+    def new_session():
+        given = sessions.pop(0) if len(sessions) > 1 else sessions[0]
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    return connection.Connection(new_session, said.append), said
+
+
+def test_a_lost_connection_is_made_anew(monkeypatch):
+    gone, other = ConnectionError("gone"), ValueError("no such job")
+    line, said = connected(monkeypatch, Line("jobs", gone), RuntimeError("still starting"), Line(gone), Line("jobs", other))
+    assert line.list_jobs() == "jobs" and line.losses == 0 and not said
+    assert line.list_jobs() == "jobs" and line.losses == 2
+    assert said == ["the connection to the server is lost: trying again for 0 s"]
+    with pytest.raises(ValueError, match="no such job"):
+        line.list_jobs()
+    line.close()
+
+
+def test_a_server_that_stays_away_is_given_up(monkeypatch):
+    line, said = connected(monkeypatch, Line(ConnectionError("first")), ConnectionError("gone"))
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="gone"):
+        line.list_jobs()
+    assert time.monotonic() - began > 0.3 and len(said) == 1
+
+
+def test_a_job_is_not_submitted_twice_when_the_connection_is_lost_meanwhile(monkeypatch):
+    line, _ = connected(monkeypatch, Line(ConnectionError("gone")), Line("jobs", "submitted"))
+    with pytest.raises(ConnectionError):
+        line.submit_job("path")
+    assert line.list_jobs() == "jobs"
+
+
+def test_a_job_that_a_restarted_server_no_longer_runs_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedbilevel.federation.supervise.POLL", 0.01)
+    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    session = Session([{"job_id": "1", "job_name": "any", "status": "DISPATCHED"}])
+    losses = iter([0, 0, 0, 1, 1, 1])
+    monkeypatch.setattr(Session, "losses", property(lambda self: next(losses)), raising=False)
+    monkeypatch.setattr(Session, "get_job_meta", lambda self, job: self.jobs[0], raising=False)
+    ended = supervisor(tmp_path, [])._followed(session, "1", folder, StopRequest(), SimpleNamespace(look=lambda folder: None))
+    assert ended == "the server was started again" and session.aborted == ["1"]
+
+
+def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
+    jobs = [("1", "ab", "FINISHED:COMPLETED"), ("2", "cd", "FINISHED:COMPLETED"), ("3", "ab", "RUNNING")]
+    session, deleted = Session({"job_id": j, "job_name": job_name(run), "status": s} for j, run, s in jobs), []
+    monkeypatch.setattr(Session, "delete_job", lambda self, job: deleted.append(job), raising=False)
+    supervisor(tmp_path, [])._tidy(session, job_name("ab"))
+    assert deleted == ["1"]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """The server's part of a job, with its run folder."""
+    from fedbilevel.federation import server
+
+    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(server, "collab", SimpleNamespace(workspace=workspace, clients=[], is_aborted=False))
+    monkeypatch.setattr(server, "keep_compiled", lambda kit: None)
+    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder
+
+
+def test_whatever_ends_a_job_is_one_line_in_its_status_and_a_traceback_in_the_log(server, monkeypatch, caplog):
+    job, folder = server
+
+    def fail(configuration, transport):
+        job._left_out = {0: "a: refused"}
+        raise KeyError("three\nlines\n")
+
+    monkeypatch.setattr(job, "_experiment", fail)
+    job.run()
+    assert read_status(folder.path) == {"ended": True, "left_out": ["a: refused"], "error": r"KeyError: 'three\nlines\n'"}
+    assert "Traceback" in caplog.text
+
+
+def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server, monkeypatch):
+    job, folder = server
+    given_away = []
+
+    def give_away(configuration, transport):
+        given_away.extend(RunFolder.create({folder.path: configuration}, force=True))
+        raise RuntimeError("none of 4 clients answered")
+
+    monkeypatch.setattr(job, "_experiment", give_away)
+    job.run()
+    assert given_away and read_status(folder.path) == {}
+    with pytest.raises(InputError, match="holds another run than the job is for"):
+        job.run()
+
+
+def test_a_run_whose_folder_was_given_to_another_writes_no_checkpoint_and_no_result(tmp_path):
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    (folder,) = RunFolder.create({tmp_path: configuration})
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def give_away(moment):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"identity": "another"}))
+
+    for seconds in (0.0, 1e9):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="was given to another run"):
+            folder.execute(StopRequest(), give_away, seconds)
+        assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("by", ["", "config.json"])
+def test_a_folder_where_a_run_is_at_work_is_not_replaced(tmp_path, by):
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    before = RunFolder.create({tmp_path: configuration})[0].identity
+    with locked(tmp_path, by), pytest.raises(InputError, match="is being run by another process: wait for it, or stop it"):
+        RunFolder.create({tmp_path / "other": configuration, tmp_path: configuration}, force=True)
+    assert RunFolder(tmp_path).identity == before and not (tmp_path / "other").exists()
+    RunFolder.create({tmp_path: configuration}, force=True)
 
 
 def test_one_command_at_a_time_follows_a_run(tmp_path):
@@ -372,6 +588,23 @@ def test_a_sites_log_is_not_filled_by_refusals(caplog):
     for k in range(3000):
         site._log(f"refused: {k}")
     assert len(caplog.records) == MOST_LINES + 1 + 3 and "one in 1000" in caplog.text
+
+
+def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkeypatch):
+    from fedbilevel.federation import site as module
+
+    monkeypatch.setattr(module, "collab", SimpleNamespace(caller="server"))
+    monkeypatch.setattr(module, "keep_compiled", lambda kit: None)
+    (tmp_path / "local").mkdir()
+    site(tmp_path / "local", task="quadratic", loader="share", client=1)
+    run = dict(task="quadratic", knobs=KNOBS, algorithm="fedavg", hyperparameters={}, precision="float64", identity="ab")
+    here = module.Site()
+    here._kit = tmp_path
+    first = json.dumps(run | {"number": 1, "weight": 1.0}).encode()
+    assert here.begin(first) == [True, b"simulated data"]
+    runtime = here._runtime
+    assert here.begin(first) == [True, b"simulated data"] and here._runtime is runtime
+    assert here.begin(first.replace(b"ab", b"cd"))[0] and here._runtime is not runtime
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

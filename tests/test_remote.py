@@ -20,7 +20,7 @@ from fedbilevel.expressions import Call, Kept, Measures, Request, Save, Store
 from fedbilevel.federation.vault import RUNS, DiskVault
 from fedbilevel.participation import Everyone, Uniform
 from fedbilevel.problem import Pair
-from fedbilevel.remote import Unsent
+from fedbilevel.remote import RemoteClients, RemoteCohort, Unsent
 from fedbilevel.runs import Interrupted, RunFolder, StopRequest
 from fedbilevel.runtime import MOST_KEPT
 from fedbilevel.tasks import TASKS
@@ -131,6 +131,14 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
     compared(folder.rows(), whole)
 
 
+def test_without_a_clients_values_a_checkpoint_is_not_written(tmp_path):
+    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbio-local")})
+    experiment, _ = on(folder.configuration.experiment())  # clients that have no disk
+    with pytest.raises(RuntimeError, match=r"no client has saved its values for a checkpoint; client 0: InputError: .* vault"):
+        folder.execute(StopRequest(), lambda moment: None, checkpoint_seconds=0, experiment=experiment)
+    assert not (folder.path / "checkpoint").exists() and folder.result is None
+
+
 class Flaky:
     """A transport whose clients can fall silent."""
 
@@ -169,6 +177,63 @@ def test_absences_are_counted_and_the_rest_is_weighed_anew():
         assert ours["rounds"] == theirs["rounds"]
         names = ("upper_loss", "lower_loss")
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "participation"),
+    [
+        (fb.FedMBO(), Everyone()),
+        (fb.FedMBO(neumann_terms=4), Uniform(3)),
+        (fb.FedMBO(neumann_terms=4), Uniform(1)),
+        (fb.FedAvg(), Uniform(1)),
+        (fb.FedBiOLocal(), Uniform(1)),
+    ],
+)
+def test_a_silent_client_ends_no_run_however_few_are_asked_at_a_time(algorithm, participation):
+    task = Quadratic(clients=4, noise=0.1, lower_level=type(algorithm).lower_level).build()
+    federated, _ = on(Experiment(task, algorithm, steps=20, every=10, participation=participation))
+    federated.federation.transport = Flaky(federated.federation.transport, {1})
+    found = [m.row() for m in federated.run() if m.metrics]
+    assert found[-1]["step"] == 20 and sum(row["absences"] for row in found) > len(found)  # more than the losses'
+    assert found[-1]["lower_loss"] < found[0]["lower_loss"] or found[-1]["upper_loss"] < found[0]["upper_loss"]
+
+
+def test_who_stands_in_goes_on_from_its_own_value():
+    task, algorithm = Quadratic(clients=4, lower_level="local").build(), fb.FedBiOLocal()
+    federation, _ = deployed(algorithm, task.population, Uniform(1), (task.x, task.y))
+    first, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    for silent in range(4):
+        federation.transport = Flaky(federation.transport, {silent})
+        state, totals = federation.step(algorithm, first, jax.random.key(1))
+        (moved,) = [m for m in range(4) if state.y.at(m) is not first.y.at(m)]
+        assert moved != silent and totals.rounds in (1, 2)
+        federation.transport = federation.transport.transport
+
+
+def test_who_stands_in_gets_what_was_meant_for_the_one_it_stands_in_for():
+    task, algorithm = Quadratic(clients=4, noise=0.2).build(), fb.FedMBO()
+    federation, _ = deployed(algorithm, task.population, Uniform(2), (task.x, task.y))
+    rows = jnp.stack([task.y + 1, task.y + 2])
+
+    def gathered(members, active):
+        cohort = RemoteCohort(RemoteClients(federation, algorithm, jax.random.key(0)), np.array(members), np.array(active))
+        return cohort.gather(algorithm.contract, task.x, task.y, cohort.scatter(rows)), cohort
+
+    expected, _ = gathered([1, 0], [True, False])
+    federation.transport = Flaky(federation.transport, {0, 2, 3})
+    for members in ([0, 1], [0, 2]):  # it is a member who was not asked for, or none
+        found, cohort = gathered(members, [True, False])
+        np.testing.assert_array_equal(found, expected)
+        assert cohort.active.tolist() == [True, False] and len(set(cohort._ids)) == 2
+
+
+def test_only_the_silence_of_all_clients_ends_a_run():
+    task = Quadratic(clients=4).build()
+    for participation in (Everyone(), Uniform(1)):
+        federated, _ = on(Experiment(task, fb.FedAvg(), rounds=20, every=10, participation=participation))
+        federated.federation.transport = Flaky(federated.federation.transport, set(range(4)))
+        with pytest.raises(RuntimeError, match=r"none of 4 clients answered; client \d: timed out"):
+            list(federated.run())
 
 
 def test_absences_survive_a_restart(tmp_path):
@@ -214,7 +279,7 @@ def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
     experiment, _ = on(folder.configuration.experiment(), vaults)
     everyone = Flaky(experiment.federation.transport, {0, 1, 2, 3}, "NotFinite: no number")
     experiment.federation.transport = everyone
-    with pytest.raises(Diverged, match="what all 4 clients computed is not finite"):
+    with pytest.raises(Diverged, match="what 4 of 4 clients computed is not finite"):
         folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
     assert folder.result["status"] == "diverged"
 
@@ -320,7 +385,10 @@ def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
     with pytest.raises(InputError, match="damaged"):
         vault.load(30)
     for k in range(20):
-        DiskVault(tmp_path, f"{k:x}")
+        DiskVault(tmp_path, f"{k:x}")  # runs that keep nothing
+    assert vault.load(20) == b"twenty" and len(list(tmp_path.iterdir())) == 2
+    for k in range(20):
+        DiskVault(tmp_path, f"{k:x}").save(1, b"one", keep=-1)
     assert len(list(tmp_path.iterdir())) == RUNS + 1
     for wrong in ("../x", "", "AB", "a/b"):
         with pytest.raises(InputError, match="not a run's identity"):
@@ -343,7 +411,7 @@ def test_what_a_client_keeps_does_not_leave_it():
     federation, runtimes = deployed(algorithm, task.population, Everyone())
     state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     state, _ = federation.step(algorithm, state, jax.random.key(1))
-    held = state.y.parts[0].expression([])
+    held = state.y.at(0).expression([])
     for expression in (held, [held], Store(np.ones(2), 99)):
         with pytest.raises(InputError, match="what is kept here does not leave this client"):
             runtimes[0].answer(wire.encode(Request(expression, True, [])))

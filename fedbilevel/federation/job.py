@@ -20,7 +20,6 @@ STATUS, SITES, STOP = "job.json", "sites.json", "stop"
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
 SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says of its data when it begins
-NOT_BEGUN = "no run has begun here"  # what a site says that was told of none
 
 
 def job_name(identity: str) -> str:

@@ -15,7 +15,7 @@ import jax
 from nvflare.collab import collab
 
 from fedbilevel.configuration import Configuration
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.experiment import Experiment, Snapshot
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.engine import documented
@@ -36,37 +36,43 @@ class ExperimentServer:
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
-        self._left_out: list[str] = []
+        self._left_out: Mapping[int, str] = {}
+        self._data: Mapping[int, bytes] = {}  # what the sites say of theirs
 
     @documented(collab.main)
     def run(self) -> None:
         """Run from the checkpoint, or from the start, to the end; how it went is in the run folder."""
         folder = RunFolder(Path(self.folder))
-        if folder.identity != self.identity:
+        if not folder.holds(self.identity):
             raise InputError(f"{folder.path} holds another run than the job is for: submit it again")
         jax.config.update("jax_enable_x64", folder.configuration.precision == "float64")
         keep_compiled(Path(collab.workspace.get_root_dir()))
         present = {proxy.name: proxy for proxy in collab.clients}
         numbers = {self.sites.index(name): proxy for name, proxy in present.items() if name in self.sites}
-        transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout)
+        transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout, _is_aborted)
         ended: dict[str, Any] = {}
         try:
             experiment = self._experiment(folder.configuration, transport)
-            write_status(folder.path, {"begun": True, "left_out": self._left_out})
+            write_status(folder.path, {"begun": True, "left_out": list(self._left_out.values())})
             self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
         except (InputError, RuntimeError, OSError) as error:
             logger.error("the run stopped: %s", error)
             ended = {"error": str(error), "final": isinstance(error, InputError)}
+        except Exception as error:
+            logger.exception("the run stopped")
+            ended = {"error": in_one_line(f"{type(error).__name__}: {error}")}
         finally:
-            write_status(folder.path, {"ended": True, **ended})
+            if folder.holds(self.identity):
+                self._all_simulated()
+                write_status(folder.path, {"ended": True, "left_out": list(self._left_out.values()), **ended})
 
     def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
         stop = StopRequest()
 
         def observe(moment: Snapshot) -> None:
-            if (folder.path / STOP).exists() or collab.is_aborted:
+            if (folder.path / STOP).exists():
                 stop.signum = signal.SIGINT
 
         try:
@@ -88,11 +94,11 @@ class ExperimentServer:
             m: json.dumps({**common, "number": m, "weight": float(w) * population.size}).encode()
             for m, w in enumerate(population.weights)
         }
-        participants = Participants(transport, beginnings, dict(enumerate(self.sites)))
-        for m, error in participants.begin(configuration.round_timeout).items():
+        participants = Participants(transport, beginnings, dict(enumerate(self.sites)), configuration.round_timeout)
+        for m, error in participants.begin().items():
             logger.warning("%s has not begun: %s", self.sites[m], error)
-        self._left_out = list(participants.left_out.values())
-        if not self._all_simulated(participants.data):
+        self._left_out, self._data = participants.left_out, participants.data
+        if not self._all_simulated():
             task = _without_truths(task)
         known = signatures(experiment.algorithm, population, task.x, task.y)
         sets = population.problem.sets
@@ -101,14 +107,18 @@ class ExperimentServer:
         )
         return dataclasses.replace(experiment, task=task, federation=federation)
 
-    def _all_simulated(self, said: Mapping[int, bytes]) -> bool:
+    def _all_simulated(self) -> bool:
         """Whether every site says of its data that they are simulated, in this job or in an earlier one of the run."""
         file, known = Path(self.folder) / SITES, {}
         with contextlib.suppress(FileNotFoundError, ValueError):
             known = json.loads(file.read_bytes())
-        known |= {self.sites[m]: word == SIMULATED for m, word in said.items()}
+        known |= {self.sites[m]: word == SIMULATED for m, word in self._data.items()}
         write_atomically(file, json.dumps(known).encode())
         return all(known.get(site) for site in self.sites)
+
+
+def _is_aborted() -> bool:
+    return bool(collab.is_aborted)
 
 
 def _without_truths(task: Task) -> Task:

@@ -18,7 +18,7 @@ from fedbilevel.errors import InputError, NotFinite, in_one_line
 from fedbilevel.federation.compiled import keep_compiled
 from fedbilevel.federation.data import SiteData
 from fedbilevel.federation.engine import documented
-from fedbilevel.federation.job import NOT_BEGUN, OWN_DATA, SIMULATED
+from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.vault import DiskVault
 from fedbilevel.registry import find
 from fedbilevel.runtime import ClientRuntime
@@ -54,6 +54,7 @@ class Site:
 
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
+        self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and what it said to that
         self._refused = 0
         self._one_at_a_time = threading.Lock()
 
@@ -65,7 +66,7 @@ class Site:
     @documented(collab.publish)
     def begin(self, request: bytes) -> Reply:
         """Take part in a run: the server says which, and whether the site's data are its own is answered."""
-        return self._guarded(lambda: self._begin(request))
+        return self._guarded(lambda: self._begun.get(request) or self._begin(request))
 
     @documented(collab.publish)
     def answer(self, request: bytes) -> Reply:
@@ -113,9 +114,11 @@ class Site:
         known = signatures(algorithm, population, task.x, task.y)
         self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskVault(self._kit / "kept", identity))
         logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)
-        return SIMULATED if own.loader == "share" else OWN_DATA
+        word = SIMULATED if own.loader == "share" else OWN_DATA
+        self._begun = {request: word}
+        return word
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:
-            raise InputError(f"{NOT_BEGUN}: refused")
+            raise InputError("no run has begun here: refused")
         return self._runtime.answer(request)

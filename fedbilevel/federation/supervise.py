@@ -16,6 +16,7 @@ from typing import Any
 
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.experiment import COUNTERS, Snapshot
+from fedbilevel.federation.connection import PATIENCE, Connection, is_lost
 from fedbilevel.federation.engine import require_flare
 from fedbilevel.federation.job import JOB, STATUS, STOP, job_name, read_status, write_job
 from fedbilevel.federation.provision import ADMIN, Federation
@@ -26,7 +27,6 @@ POLL = 0.5  # seconds between two looks at a job
 RETURN = 5.0  # seconds between two looks for sites that came back
 CONNECT = 10.0  # seconds in which the server must answer
 GATHER = 30.0  # seconds that sites get to connect before a run goes on without them
-PATIENCE = 30.0  # seconds for which a server that is there may fail to say how a job is doing
 STOPPING = 60.0  # seconds, at least, that a job gets to stop after its checkpoint; two rounds may take longer
 DEATHS = 3  # jobs in a row that die before a checkpoint
 RETURNS = 3  # jobs in a row that are restarted for a site that then gets no part
@@ -42,32 +42,35 @@ class Supervisor:
         self._left_out: set[str] = set()
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Any]:
-        """A connection to the server with the researcher's certificate; `InputError` if it does not answer."""
+    def session(self) -> Iterator[Connection]:
+        """A connection to the server with the researcher's certificate; `InputError` if the server does not answer."""
         require_flare()
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)
         before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
         (self.federation.admin / "transfer").mkdir(exist_ok=True)
-        try:
+
+        def new_session() -> Any:
             with contextlib.redirect_stdout(io.StringIO()):  # the engine greets
-                session = new_secure_session(ADMIN, str(self.federation.admin.resolve()), timeout=CONNECT)
-        except Exception as error:
-            signal.signal(signal.SIGPIPE, before)
-            raise InputError(self._trouble(error)) from None
+                return new_secure_session(ADMIN, str(self.federation.admin.resolve()), timeout=CONNECT)
+
         try:
-            yield session
+            with self._told():
+                session = Connection(new_session, self._say)
+            try:
+                yield session
+            finally:
+                session.close()
         finally:
-            session.close()
             signal.signal(signal.SIGPIPE, before)
 
-    def connected(self, session: Any) -> list[str]:
+    def connected(self, session: Connection) -> list[str]:
         """The sites that are connected, in the federation's order."""
         names = {client.name for client in session.get_system_info().client_info}
         return [site for site in self.federation.sites if site in names]
 
-    def running(self, session: Any) -> list[str]:
+    def running(self, session: Connection) -> list[str]:
         """The jobs that have processes; the engine lists those too that a killed server left."""
         return [job.job_id for job in session.get_system_info().job_info]
 
@@ -92,18 +95,23 @@ class Supervisor:
         if result["status"] == "diverged":
             raise Diverged(str(result["reason"]))
 
-    def _job(self, session: Any, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
+    def _job(self, session: Connection, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
         """One job, until it or the run ends: how the job ended."""
         self._gather(session, stop)
         if stop.signum is not None:
             return "stopped"
         with TemporaryDirectory(dir=self.federation.admin) as temporary, self._told():
             self._end_orphans(session, folder)
-            self._tidy(session)
+            self._tidy(session, job_name(folder.identity))
             for name in (STATUS, STOP):
                 (folder.path / name).unlink(missing_ok=True)
             write_job(Path(temporary) / JOB, folder, self.federation.sites)
-            job = session.submit_job(str(Path(temporary) / JOB))
+            try:
+                job = session.submit_job(str(Path(temporary) / JOB))
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                return f"the server did not say whether it takes the job ({in_one_line(error)})"
         self._submitted.add(job)
         try:
             return self._followed(session, job, folder, stop, seen)
@@ -111,10 +119,11 @@ class Supervisor:
             _abort(session, job)
             raise
 
-    def _followed(self, session: Any, job: str, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
+    def _followed(self, session: Connection, job: str, folder: RunFolder, stop: StopRequest, seen: _Seen) -> str:
         """How a job ended, which is stopped where that is asked for or a site came back."""
         back: list[str] = []
         status, looked, stopping = "", time.monotonic(), math.inf
+        losses = session.losses
         answered, grace = looked, max(STOPPING, 2 * folder.configuration.round_timeout)
         while not status.startswith("FINISHED"):
             time.sleep(POLL)
@@ -126,13 +135,18 @@ class Supervisor:
                     self._left_out.add(line)
             if said.get("ended") or now - stopping > grace:
                 _abort(session, job)  # nothing is left to do there, but the engine waits for lost sites
+                status = "ended"
                 break
             try:
-                status, answered = str(session.get_job_meta(job).get("status", "")), now
+                status, answered = str(session.get_job_meta(job).get("status", "")), time.monotonic()
+                if session.losses > losses and job not in self.running(session) and not status.startswith("FINISHED"):
+                    _abort(session, job)
+                    status = "FINISHED:the server was started again"
+                losses = session.losses
                 if said.get("begun") and now - looked > RETURN and not back:
                     looked, back = now, self._back(session, job)
             except Exception as error:
-                if _is_lost(error) or now - answered > PATIENCE:
+                if is_lost(error) or now - answered > PATIENCE:
                     raise InputError(self._trouble(error)) from None
             if (stop.signum is not None or back) and stopping == math.inf:
                 stopping = now
@@ -141,7 +155,7 @@ class Supervisor:
         (folder.path / STOP).unlink(missing_ok=True)
         return f"{' and '.join(back)} came back" if back else status.removeprefix("FINISHED:").lower().replace("_", " ")
 
-    def _back(self, session: Any, job: str) -> list[str]:
+    def _back(self, session: Connection, job: str) -> list[str]:
         """The sites that are connected and have no part in a running job: a site that was restarted cannot rejoin it."""
         parts: dict[str, set[str]] = {}
         for part in session.get_client_job_status() or ():
@@ -154,16 +168,22 @@ class Supervisor:
         self._returns.update(back)
         for site in back:
             if self._returns[site] == RETURNS + 1:
-                log = self.federation.folder / site / "console.txt"
-                self._say(f"{site} is connected and got no part in {RETURNS} jobs ({log} says more): going on without it")
+                why = "console.txt in that site's kit says more"
+                self._say(f"{site} is connected and got no part in {RETURNS} jobs ({why}): going on without it")
         return [site for site in back if self._returns[site] <= RETURNS]
 
-    def _end_orphans(self, session: Any, folder: RunFolder) -> None:
-        """Stop jobs of the run that another command left, and wait until nobody works in its folder."""
+    def _end_orphans(self, session: Connection, folder: RunFolder) -> None:
+        """Stop jobs of the run that another command left, after a checkpoint if they can, and wait for their end."""
         name = job_name(folder.identity)
         orphans = {j["job_id"] for j in session.list_jobs() if j.get("job_name") == name and not _ended(j)} - self._submitted
+        deadline = time.monotonic() + STOPPING
         if orphans & set(self.running(session)):
             self._say("stopping a job of this run that an earlier command left behind")
+            (folder.path / STOP).touch()
+            while not read_status(folder.path).get("ended") and time.monotonic() < deadline:
+                time.sleep(POLL)
+                if not orphans & set(self.running(session)):
+                    break
         for job in orphans:
             _abort(session, job)
         deadline = time.monotonic() + STOPPING
@@ -172,7 +192,7 @@ class Supervisor:
                 raise InputError(f"an earlier job of this run still works in {folder.path}: wait for its end, then resume")
             time.sleep(POLL)
 
-    def _gather(self, session: Any, stop: StopRequest) -> None:
+    def _gather(self, session: Connection, stop: StopRequest) -> None:
         """Wait until all sites are connected, or as long as they get."""
         deadline = time.monotonic() + GATHER
         while stop.signum is None:
@@ -188,10 +208,10 @@ class Supervisor:
                 return
             time.sleep(POLL)
 
-    def _tidy(self, session: Any) -> None:
-        """Have the engine forget jobs that ended: their results are in run folders."""
+    def _tidy(self, session: Connection, name: str) -> None:
+        """Have the engine forget jobs of this name that ended: their results are in the run folder."""
         for job in session.list_jobs():
-            if _ended(job):
+            if job.get("job_name") == name and _ended(job):
                 with contextlib.suppress(Exception):  # another researcher may have done it
                     session.delete_job(job["job_id"])
 
@@ -207,7 +227,7 @@ class Supervisor:
 
     def _trouble(self, error: Exception) -> str:
         server, said = f"the server at {self.federation.host}:{self.federation.port}", in_one_line(error)
-        if _is_lost(error):
+        if is_lost(error):
             return f"{server} does not answer ({type(error).__name__}: {said}): start it, then resume"
         return f"{server} did not do as asked ({type(error).__name__}: {said}): mend that, then resume"
 
@@ -227,18 +247,11 @@ class _Seen:
                 self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics))
 
 
-def _is_lost(error: Exception) -> bool:
-    """Whether an error says that there is no connection to the server any more."""
-    from nvflare.fuel.flare_api.api_spec import SessionClosed
-
-    return isinstance(error, (OSError, SessionClosed))
-
-
 def _ended(job: dict[str, Any]) -> bool:
     return str(job.get("status", "")).startswith("FINISHED")
 
 
-def _abort(session: Any, job: str) -> None:
+def _abort(session: Connection, job: str) -> None:
     with contextlib.suppress(Exception):  # it has ended, or the server has
         session.abort_job(job)
 

@@ -20,14 +20,13 @@ class DiskVault:
         if not re.fullmatch(r"[0-9a-f]{1,64}", run):
             raise InputError(f"{run!r} is not a run's identity: refused")
         self._folder = folder / run
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._folder.touch()
-        others = sorted((p for p in folder.iterdir() if p.name != run and p.is_dir()), key=lambda p: p.stat().st_mtime)
-        for old in others[: max(0, len(others) + 1 - RUNS)]:
-            shutil.rmtree(old)
+        if self._folder.exists():
+            self._folder.touch()
 
     def save(self, step: int, data: bytes, keep: int) -> None:
         """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+        if not self._folder.exists():
+            self._make_room()
         write_atomically(self._file(step), hashlib.sha256(data).digest() + data)
         for file in self._folder.iterdir():
             if file not in (self._file(step), self._file(keep)):
@@ -43,6 +42,14 @@ class DiskVault:
         if hashlib.sha256(data).digest() != digest:
             raise InputError(f"the values of step {step} on this site's disk are damaged: it cannot take part in this run")
         return data
+
+    def _make_room(self) -> None:
+        """Make the run's folder, and forget the runs that were not heard of longest."""
+        self._folder.mkdir(parents=True)
+        others = [p for p in self._folder.parent.iterdir() if p != self._folder and p.is_dir()]
+        others.sort(key=lambda p: p.stat().st_mtime)
+        for old in others[: max(0, len(others) + 1 - RUNS)]:
+            shutil.rmtree(old)
 
     def _file(self, step: int) -> Path:
         return self._folder / f"step-{int(step)}"

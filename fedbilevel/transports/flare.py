@@ -2,13 +2,15 @@
 
 A site that has not answered in time is left out, and not asked again before it has: its answer to the old request is
 thrown away when it comes. What goes wrong at a site comes back as one line, never as a traceback, which could
-quote data.
+quote data. Once the job is aborted nothing comes back at all: the engine ends the sites' parts before the server's,
+and answers of those that are left would be taken for a round without the others.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any
@@ -18,15 +20,28 @@ from nvflare.collab import CollabCallError
 from fedbilevel.errors import in_one_line
 from fedbilevel.remote import Unsent
 
-LONGEST_CALL = 24 * 3600.0  # seconds; the rounds have a shorter limit of their own
+LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
+ABORTING = 4.0  # seconds after which a job whose sites the engine has ended knows that it is aborted
 Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
 
 
-class Flare:
-    """The sites of a running job, by client number; those without a proxy are not connected."""
+class JobAborted(RuntimeError):
+    """The engine ends the job: what its sites still answer does not count."""
 
-    def __init__(self, proxies: Mapping[int, Any], names: Mapping[int, str], timeout: float):
-        self._names, self._timeout = names, timeout
+
+class Unreachable(str):
+    """What went wrong with a request that the engine could not deliver, or that the end of a site's process cut off."""
+
+
+class Flare:
+    """The sites of a running job, by client number; those without a proxy are not connected.
+
+    `aborted()` says whether the engine ends the job.
+    """
+
+    def __init__(self, proxies: Mapping[int, Any], names: Mapping[int, str], timeout: float, aborted: Callable[[], bool]):
+        self._names, self._timeout, self._aborted = names, timeout, aborted
+        self._unreachable: set[int] = set()
         self._lines = {m: _Line(proxy, names[m]) for m, proxy in proxies.items()}
         self._late: dict[int, Future[Answer]] = {}
 
@@ -57,7 +72,18 @@ class Flare:
                 replies[m] = value
             else:
                 errors[m] = value
+        self._heed_an_abort(replies, errors)
         return replies, errors
+
+    def _heed_an_abort(self, replies: Mapping[int, bytes], errors: Mapping[int, str]) -> None:
+        """Raise `JobAborted` if the job ends, which sites that cannot be reached any more may be the first sign of."""
+        unreachable = {m for m, error in errors.items() if isinstance(error, Unreachable)}
+        deadline = time.monotonic() + (ABORTING if unreachable - self._unreachable else 0.0)
+        while not self._aborted() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self._aborted():
+            raise JobAborted("the engine aborted the job")
+        self._unreachable = (self._unreachable | unreachable) - replies.keys()
 
 
 class _Line:
@@ -82,9 +108,9 @@ class _Line:
         try:
             reply = getattr(self._proxy(timeout=LONGEST_CALL), method)(request)
         except CollabCallError as error:
-            return False, f"{self._name} could not be reached ({error.cause_type}: {error.cause})"
+            return False, Unreachable(f"{self._name} could not be reached ({error.cause_type}: {error.cause})")
         except Exception as error:
-            return False, f"{self._name} could not be asked ({type(error).__name__}: {error})"
+            return False, Unreachable(f"{self._name} could not be asked ({type(error).__name__}: {error})")
         match reply:
             case [True, bytes(value)]:
                 return True, value
