@@ -70,7 +70,7 @@ def stop_request() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     for number in STOPS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             before[number] = signal.signal(number, note)
     try:
         yield request
