@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -15,6 +14,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.data.datasets import existing_folder
 from fedbilevel.errors import InputError
 from fedbilevel.settings import nearest, settings
+from fedbilevel.toml_file import read_toml
 
 
 def whole(text: str) -> int:
@@ -99,7 +99,7 @@ class Settings:
     """A file of settings: a task, `[knobs]`, and `[hyperparameters.ALGORITHM]`."""
 
     def __init__(self, path: Path | None):
-        content = _toml(path) if path else {}
+        content = read_toml(path) if path else {}
         unknown = content.keys() - {"task", "knobs", "hyperparameters"}
         if unknown:
             raise InputError(f"{path} has {', '.join(sorted(unknown))}: it may have task, [knobs] and [hyperparameters.NAME]")
@@ -119,15 +119,6 @@ class Settings:
 SettingsFile = Annotated[
     Path | None, typer.Option("--settings", help="TOML file with [knobs] and [hyperparameters.ALGORITHM], as sweeps write.")
 ]
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a TOML file ({error})") from None
 
 
 def new_folder(name: str) -> Path:

@@ -58,6 +58,11 @@ class StopRequest:
             raise Interrupted(self.signum)
 
 
+def heeded() -> list[signal.Signals]:
+    """The signals that stop a run: SIGHUP only where nohup has not set it aside."""
+    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
     """Within it, signals are noted instead of acting."""
@@ -69,9 +74,8 @@ def stop_request() -> Iterator[StopRequest]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    for number in STOPS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            before[number] = signal.signal(number, note)
+    for number in heeded():
+        before[number] = signal.signal(number, note)
     try:
         yield request
     finally:

@@ -150,14 +150,22 @@ class Flaky:
         return replies, errors | {m: self.trouble for m in requests if m in self.silent}
 
 
-def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is_back(tmp_path):
+def stopped_without_client_2(tmp_path, step):
+    """The folder of a run in which client 2 was silent, stopped at a step, and the disks of its clients."""
     (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbioacc-local")})
     vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
     experiment, _ = on(folder.configuration.experiment(), vaults)
     experiment.federation.transport = Flaky(experiment.federation.transport, {2})
     stop = StopRequest()
     with pytest.raises(Interrupted):
-        folder.execute(stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= 3 else None), 0, experiment=experiment)
+        folder.execute(
+            stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= step else None), 0, experiment=experiment
+        )
+    return folder, vaults
+
+
+def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is_back(tmp_path):
+    folder, vaults = stopped_without_client_2(tmp_path, step=3)
     assert folder.rows()[0]["absences"] == 2  # of the one round to start, and of the losses
     experiment, runtimes = on(folder.configuration.experiment(), vaults)
     folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
@@ -269,13 +277,7 @@ def test_only_what_was_sent_is_traffic_and_absent_clients_cost_no_memory():
 
 def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
     """A client that never saved its values starts over, which can fail as any start can."""
-    (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbioacc-local")})
-    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
-    experiment, _ = on(folder.configuration.experiment(), vaults)
-    experiment.federation.transport = Flaky(experiment.federation.transport, {2})
-    stop = StopRequest()
-    with pytest.raises(Interrupted):
-        folder.execute(stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= 1 else None), 0, experiment=experiment)
+    folder, vaults = stopped_without_client_2(tmp_path, step=1)
     experiment, _ = on(folder.configuration.experiment(), vaults)
     everyone = Flaky(experiment.federation.transport, {0, 1, 2, 3}, "NotFinite: no number")
     experiment.federation.transport = everyone

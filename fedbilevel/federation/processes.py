@@ -18,7 +18,7 @@ import psutil
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
-from fedbilevel.runs import STOPS
+from fedbilevel.runs import heeded
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
@@ -127,8 +127,7 @@ def _die_with_parent() -> None:
 def _signals() -> Iterator[Callable[[], bool]]:
     """Within it, signals to stop are noted instead of acting."""
     seen: list[int] = []
-    heeded = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heeded}
+    before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heeded()}
     try:
         yield lambda: bool(seen)
     finally:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.report.curves import Curve
-from fedbilevel.report.styles import COLOURS, SCREEN, Style
+from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 
-LINES = ("-", "--", "-.", ":")
 FORMATS = (".png", ".svg")
 
 
@@ -32,11 +31,10 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
             _panel(axis, curves, metric, position)
             axis.set(xlabel=label, ylabel=metric.replace("_", " "))
         handles, names = figure.axes[0].get_legend_handles_labels()
-        columns = min(len(names), max(1, int(style.width * 90 / (9 * max(map(len, names)) + 40))))
-        figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
+        legend_above(figure, handles, names)
         written = list(dict.fromkeys([*(path.with_suffix(suffix) for suffix in FORMATS), path]))
         for file in written:
-            figure.savefig(file, dpi=style.dpi, metadata={"Date": None} if file.suffix == ".svg" else None)
+            save(figure, file, style)
     return written
 
 
@@ -46,8 +44,7 @@ def _panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[
         rows = [row for row in curve.rows if row.get(metric) is not None]
         values = [row[metric] for row in rows]
         lowest, highest = min([lowest, *values]), max([highest, *values])
-        drawn: dict[str, Any] = dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
-        axis.plot([position(curve, row) for row in rows], values, label=curve.label, **drawn)
+        axis.plot([position(curve, row) for row in rows], values, label=curve.label, **look(k))
     if 0 < lowest < highest / 100:
         axis.set_yscale("log")
     axis.spines[["top", "right"]].set_visible(False)

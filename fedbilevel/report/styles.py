@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbilevel.errors import InputError
@@ -17,6 +19,7 @@ class Style(NamedTuple):
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
+LINES = ("-", "--", "-.", ":")
 EMBEDDED = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "fedbilevel"}  # text stays text
 SCREEN = Style(12, 3.8, 150, {**EMBEDDED, "font.size": 11, "axes.titlesize": 11, "lines.linewidth": 1.8})
 PAPER = Style(  # the text width of the usual conference templates, in its type size for captions
@@ -47,3 +50,19 @@ def find_style(name: str) -> Style:
     if name not in STYLES:
         raise InputError(f"--style must be one of {', '.join(STYLES)}; given: {name}")
     return STYLES[name]
+
+
+def look(k: int) -> dict[str, Any]:
+    """The colour and the dashes of the k-th curve, for matplotlib."""
+    return dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
+
+
+def legend_above(figure: Any, handles: Collection[Any], names: Collection[str]) -> None:
+    """A legend over the figure's whole width."""
+    columns = min(len(names), max(1, int(figure.get_figwidth() * 90 / (9 * max(map(len, names)) + 40))))
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
+
+
+def save(figure: Any, path: Path, style: Style) -> None:
+    """Write it, the same bytes whenever that is."""
+    figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)

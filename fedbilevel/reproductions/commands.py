@@ -113,7 +113,6 @@ def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> Non
     comparison = summary.comparison(plan, found)
     write_atomically(path / "results.md", f"{summary.table(plan, found)}\n{comparison}".encode())
     pictures = [path / "results.png", path / "results.svg"]
-    first_in = {panel.name: method for panel, method in reversed(plan.lines())}
     picture.draw(plan, found, pictures, look)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -122,7 +121,7 @@ def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> Non
         table.add_column(head)
     for panel, method in plan.lines():
         shown = summary.entries(plan, panel, method.name, found)
-        table.add_row(panel.name if method is first_in[panel.name] else "", method.name, *shown)
+        table.add_row(panel.name if method.name == plan.methods_of(panel)[0] else "", method.name, *shown)
     console.print(table)
     console.print(Markdown(comparison))
     if reduced:

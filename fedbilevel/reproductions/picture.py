@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.report.pictures import LINES
-from fedbilevel.report.styles import COLOURS, SCREEN, Style
+from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 from fedbilevel.reproductions.plan import Panel, Reproduction
 from fedbilevel.reproductions.results import Results, Row, Run, scaled
+from fedbilevel.sweeps.sweep import deviation
 
 AXES: list[tuple[str, Callable[[Row], float]]] = [
     ("communication rounds", lambda row: row.rounds),
@@ -41,10 +41,9 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
             _paper(grid[0][column], plan, panel)
         for row in grid:
             row[0].set_ylabel(LABELS[plan.scale].format(plan.metric.replace("_", " ")))
-        columns = max(1, int(style.width * max(wide, 2) / 3 * 90 / (9 * max(map(len, named)) + 40)))
-        figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=columns, frameon=False)
+        legend_above(figure, named.values(), named.keys())
         for path in paths:
-            figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+            save(figure, path, style)
 
 
 def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
@@ -55,13 +54,12 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         if of != panel.name:
             continue
         k = [m.name for m in plan.methods].index(method)
-        look: dict[str, Any] = dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
         at, mean, spread = _band(runs, position)
         values = [scaled(plan, v) for v in mean]
         width = [abs(scaled(plan, v + s) - scaled(plan, v)) for v, s in zip(mean, spread, strict=True)]
-        drawn[method] = axis.plot(at, values, **look)[0]
+        drawn[method] = axis.plot(at, values, **look(k))[0]
         low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
-        axis.fill_between(at, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axis.fill_between(at, low, high, color=look(k)["color"], alpha=0.15, linewidth=0)
     if plan.scale == "percent":  # stretched towards 100, where methods differ
         axis.set_yscale("function", functions=(lambda v: -np.log(PERFECT - np.minimum(v, 100)), lambda s: PERFECT - np.exp(-s)))
         axis.yaxis.set_major_locator(FixedLocator([20, 50, 80, 90, 95, 97, 98, 99]))
@@ -84,7 +82,7 @@ def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[f
     return (
         [statistics.fmean(position(row) for row in moment) for moment in moments],
         [statistics.fmean(v) for v in values],
-        [statistics.stdev(v) if len(v) > 1 else 0.0 for v in values],
+        [deviation(v) for v in values],
     )
 
 
@@ -93,4 +91,4 @@ def _paper(axis: Any, plan: Reproduction, panel: Panel) -> None:
         k = [m.name for m in plan.methods].index(method)
         for column, value in zip(plan.columns, numbers, strict=True):
             at = (column.at, value) if column.at is not None else (value, scaled(plan, column.reach or 0.0))
-            axis.plot(*at, marker="o", markerfacecolor="none", markeredgecolor=COLOURS[k % len(COLOURS)], linestyle="none")
+            axis.plot(*at, marker="o", markerfacecolor="none", markeredgecolor=look(k)["color"], linestyle="none")

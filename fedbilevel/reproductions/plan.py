@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedbilevel.registry import find
 from fedbilevel.settings import nearest
 from fedbilevel.sweeps.sweep import Sweep, untied
 from fedbilevel.tasks import TASKS
+from fedbilevel.toml_file import read_toml
 
 FOLDER = Path(__file__).parent.parent.parent / "reproductions"
 FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
@@ -114,14 +114,17 @@ class Reproduction:
         """What is to be run, panel by panel."""
         return [(p, m) for p in self.panels for m in self.methods if not m.panels or p.name in m.panels]
 
+    def methods_of(self, panel: Panel) -> list[str]:
+        """The names of a panel's lines."""
+        return [method.name for p, method in self.lines() if p.name == panel.name]
+
     def tuned_lines(self) -> list[tuple[Panel, Method]]:
         """What is to be tuned."""
         return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
 
     def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
         """The grid of a line, with seeds of its own."""
-        grid = panel.grids.get(method.name, method.grid)
-        return self._sweep(panel, method, {}, grid, self.tuning_seeds, TUNING_SEED, data)
+        return self._sweep(panel, method, {}, grid_of(panel, method), self.tuning_seeds, TUNING_SEED, data)
 
     def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
         """The runs of a line with its chosen values."""
@@ -172,6 +175,16 @@ class Reproduction:
         )
 
 
+def grid_of(panel: Panel, method: Method) -> Mapping[str, Sequence[Any]]:
+    """Over which a line is tuned."""
+    return panel.grids.get(method.name, method.grid)
+
+
+def paper_of(panel: Panel, method: Method) -> Mapping[str, Any]:
+    """The paper's own values of a line."""
+    return panel.papers.get(method.name, method.paper)
+
+
 def fixed(panel: Panel, method: Method) -> dict[str, Any]:
     """A line's hyperparameters that are not tuned."""
     return {**method.hyperparameters, **panel.hyperparameters.get(method.name, {})}
@@ -181,7 +194,7 @@ class Chosen:
     """The values that tuning has chosen, by panel and method."""
 
     def __init__(self, path: Path):
-        entries = _toml(path).get("chosen", []) if path.exists() else []
+        entries = read_toml(path).get("chosen", []) if path.exists() else []
         self.entries: list[dict[str, Any]] = entries
 
     def entry(self, panel: str, method: str) -> dict[str, Any]:
@@ -227,7 +240,7 @@ def read(name: str, folder: Path = FOLDER) -> Reproduction:
     known = names(folder)
     if name not in known:
         raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")
-    content = _toml(folder / f"{name}.toml")
+    content = read_toml(folder / f"{name}.toml")
     return _made(
         Reproduction,
         name,
@@ -250,10 +263,3 @@ def _made(cls: Any, name: str, values: Mapping[str, Any]) -> Any:
         return cls(**values)
     except TypeError as error:
         raise InputError(f"{name}.toml: {error}") from None
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not a TOML file ({error})") from None

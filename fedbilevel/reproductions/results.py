@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbilevel.errors import InputError
-from fedbilevel.reproductions.plan import Column, Method, Panel, Reproduction
+from fedbilevel.reproductions.plan import Column, Panel, Reproduction
 from fedbilevel.reproductions.study import Study
-from fedbilevel.sweeps.sweep import higher_is_better
+from fedbilevel.sweeps.sweep import deviation, higher_is_better
 from fedbilevel.sweeps.together import DIVERGED
 
 BYTES_PER_FLOAT = 4
@@ -71,7 +71,7 @@ class Number(NamedTuple):
         known = [v for v in values if v is not None]
         if not known:
             return None
-        return cls(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0, len(known), len(values))
+        return cls(statistics.fmean(known), deviation(known), len(known), len(values))
 
 
 Results = dict[tuple[str, str], list[Run]]  # by panel and method
@@ -173,11 +173,11 @@ def budget(lines: Sequence[Sequence[Run]]) -> Budget:
 
 def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[str]:
     """Where our order of methods is not the paper's, a phrase each; nothing where it is."""
-    methods = [m for p, m in plan.lines() if p.name == panel.name]
+    methods = plan.methods_of(panel)
     if panel.name in plan.published:
         return _against_numbers(plan, panel, methods, results)
     better, claimed = higher_is_better(plan.metric), plan.claims(panel)
-    last = {m.name: number(results[panel.name, m.name], Column(at=plan.rounds)) for m in methods}
+    last = {name: number(results[panel.name, name], Column(at=plan.rounds)) for name in methods}
     wrong = []
     for k, group in enumerate(claimed):
         for ahead in group:
@@ -187,9 +187,9 @@ def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[st
     return wrong
 
 
-def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[Method], results: Results) -> list[str]:
+def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[str], results: Results) -> list[str]:
     published, wrong = plan.published[panel.name], []
-    known = [m.name for m in methods if m.name in published]
+    known = [name for name in methods if name in published]
     for k, column in enumerate(plan.columns):
         better = column.at is not None and higher_is_better(plan.metric)
         for ahead in known:

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import InputError
-from fedbilevel.reproductions.plan import FOLDER, Method, Panel, Reproduction, chosen_values, fixed, tuned_file, tuned_text
+from fedbilevel.reproductions.plan import (
+    FOLDER,
+    Method,
+    Panel,
+    Reproduction,
+    chosen_values,
+    fixed,
+    paper_of,
+    tuned_file,
+    tuned_text,
+)
 from fedbilevel.runs import write_atomically
 from fedbilevel.sweeps.sweep import Cell, Sweep, SweepFolder, ranked, untied
 from fedbilevel.sweeps.together import DIVERGED
@@ -76,7 +86,7 @@ class Study:
             "cells": len(cells),
             "diverged": sum(bool(cell.diverged) for cell in cells),
         }
-        paper = panel.papers.get(method.name, method.paper)
+        paper = paper_of(panel, method)
         published = [c for c in cells if untied(paper).items() <= {**fixed(panel, method), **untied(c.values)}.items()]
         if paper and published:
             choice["with_paper_values"] = _mean(published[0], metric)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbilevel.reproductions.plan import Chosen, Panel, Reproduction, names, read, tuned_file
+from fedbilevel.reproductions.plan import Chosen, Panel, Reproduction, grid_of, names, paper_of, read, tuned_file
 from fedbilevel.reproductions.results import (
     Number,
     Results,
@@ -50,7 +50,7 @@ def table(plan: Reproduction, results: Results) -> str:
 
 
 def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[str]]:
-    methods = [m.name for p, m in plan.lines() if p.name == panel.name]
+    methods = plan.methods_of(panel)
     common = budget([results[panel.name, m] for m in methods])
     for k, method in enumerate(methods):
         runs, cells = results[panel.name, method], [panel.name if k == 0 else "", method]
@@ -107,7 +107,7 @@ def choices(plan: Reproduction, folder: Path) -> str:
     lines = []
     for entry in tuned:
         method, panel = methods[entry["method"]], panels[entry["panel"]]
-        grid = panel.grids.get(method.name, method.grid)
+        grid = grid_of(panel, method)
         given = entry.get("with_paper_values", "")
         lines.append(
             [
@@ -115,7 +115,7 @@ def choices(plan: Reproduction, folder: Path) -> str:
                 method.name,
                 "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
                 _values(entry["values"], grid),
-                _values(panel.papers.get(method.name, method.paper)),
+                _values(paper_of(panel, method)),
                 given if isinstance(given, str) else shown(plan, given),
                 f"{entry['diverged']} of {entry['cells']}",
             ]

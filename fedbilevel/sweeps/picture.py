@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedbilevel.report.styles import SCREEN, Style
+from fedbilevel.report.styles import SCREEN, Style, save
 from fedbilevel.sweeps.sweep import Cell, Sweep, ranked
 
 
@@ -64,7 +64,7 @@ def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style:
     axis.set_xticks(range(len(columns)), columns)
     axis.set(ylabel=down, xlabel=across, title=title)
     for path in paths:
-        figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path, style)
 
 
 def _text(value: Any) -> str:

@@ -103,6 +103,11 @@ def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for tied, value in cell.items() for name in tied.split("+")}
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; 0 for one value or none."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
 class Cell(NamedTuple):
     """A cell's runs at their ends."""
 
@@ -125,8 +130,7 @@ class Cell(NamedTuple):
 
     def deviation(self, metric: str) -> float:
         """The standard deviation over the seeds; 0 for one seed."""
-        last = self.last(metric)
-        return statistics.stdev(last) if len(last) > 1 else 0.0
+        return deviation(self.last(metric))
 
 
 def higher_is_better(metric: str) -> bool:
