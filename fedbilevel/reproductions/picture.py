@@ -47,7 +47,7 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
 
 
 def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+    from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator
 
     drawn = {}
     for (of, method), runs in results.items():
@@ -69,6 +69,8 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
     return drawn

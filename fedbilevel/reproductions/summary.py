@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbilevel.reproductions.plan import Chosen, Panel, Reproduction, grid_of, names, paper_of, read, tuned_file
+from fedbilevel.reproductions.plan import Chosen, Column, Panel, Reproduction, grid_of, names, paper_of, read, tuned_file
 from fedbilevel.reproductions.results import (
     Number,
     Results,
@@ -57,7 +57,7 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
         for c, column in enumerate(columns(plan)):
             if plan.published:
                 theirs = plan.published.get(panel.name, {}).get(method)
-                cells.append("" if theirs is None else f"{theirs[c]:g}")
+                cells.append("" if theirs is None else _printed(column, theirs[c]))
             cells.append(text(plan, column, number(runs, column)))
         for reached in zip(*(common.reached(run) for run in runs), strict=True):
             cells.append(_brief(plan, Number.over(reached)))
@@ -70,7 +70,14 @@ def entries(plan: Reproduction, panel: Panel, method: str, results: Results) -> 
     """A line's numbers, the paper's in brackets."""
     theirs = plan.published.get(panel.name, {}).get(method)
     ours = [text(plan, column, number(results[panel.name, method], column)) for column in columns(plan)]
-    return ours if theirs is None else [f"{a} [{b:g}]" for a, b in zip(ours, theirs, strict=True)]
+    if theirs is None:
+        return ours
+    return [f"{a} [{_printed(c, b)}]" for a, b, c in zip(ours, theirs, columns(plan), strict=True)]
+
+
+def _printed(column: Column, value: float) -> str:
+    """A number of the paper's as it has it: rounds, or per cent with two decimals."""
+    return f"{value:g}" if column.reach is not None else f"{value:.2f}"
 
 
 def _brief(plan: Reproduction, entry: Number | None) -> str:

@@ -6,9 +6,12 @@ linear classifiers y_mn stay with the client:
 
     min_x  Σ_m mean_n ℓ(x, y_mn(x); validation images of task n)/M,    y_mn(x) = argmin_y  ℓ(x, y; training images) + λ |y|²
 
-A client's lower loss is the sum over its tasks, so that the step of each classifier does not depend on their number. Omniglot's
-characters, in four rotations each, are dealt by alphabets; MiniImageNet by classes. Judged on tasks of alphabets or
-classes that no client has, each with a classifier trained to the end.
+A client's lower loss is the sum over its tasks, so that the step of each classifier does not depend on their number. In a
+minibatch of b tasks each counts T/b times: the steps γ on the classifiers and τ of the Neumann series that suit all tasks
+at once must then be smaller by b/T, or they diverge.
+
+Omniglot's characters, in four rotations each, are dealt by alphabets; MiniImageNet by classes. Judged on tasks of alphabets
+or classes that no client has, each with a classifier trained to the end.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class FewShot:
     filters: int = count(16, "of each convolution; the paper's: 64")
     halving: str = choice("stride", "how convolutions halve their maps: by stride, or by pooling", ("stride", "pooling"))
     rc: float = real(0.01, "λ, weight of |y|²", above=0)
-    batch_size: int = count(0, "tasks in a minibatch; 0: all of the client's", least=0)
+    batch_size: int = count(0, "b, tasks in a minibatch, for which γ and τ are to be b/T as large; 0: all", least=0)
     data_seed: int = count(0, "of the split, the tasks and the model's start", least=0)
 
     def __post_init__(self) -> None:
