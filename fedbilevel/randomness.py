@@ -13,19 +13,26 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
+IMPLEMENTATION = "threefry2x32"
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def key(seed: int) -> Array:
     """`jax.random.key` for Threefry, whatever JAX's own choice is set to"""
-    return jax.random.key(seed, impl="threefry2x32")
+    return jax.random.key(seed, impl=IMPLEMENTATION)
+
+
+def wrapped(words: ArrayLike) -> Array:
+    """`jax.random.wrap_key_data` for Threefry"""
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=IMPLEMENTATION)
 
 
 def fold_in(key: Array, number: Array | int) -> Array:
     """`jax.random.fold_in`"""
     words = jax.random.key_data(key)
-    return jax.random.wrap_key_data(jnp.stack(_threefry(words, jnp.asarray(number).astype(jnp.uint32))))
+    return wrapped(jnp.stack(_threefry(words, jnp.asarray(number).astype(jnp.uint32))))
 
 
 def split(key: Array) -> tuple[Array, Array]:

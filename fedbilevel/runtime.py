@@ -16,6 +16,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.expressions import EXPRESSIONS, Call, Kept, Measures, Part, Request, Save, Saved, Store
 from fedbilevel.population import Population
 from fedbilevel.problem import Tree
+from fedbilevel.randomness import fold_in, wrapped
 from fedbilevel.signatures import MEASURING, Signatures, check_argument, check_arguments, check_finite
 
 MOST_KEPT = 1000  # values at a time; algorithms keep a handful
@@ -124,7 +125,7 @@ class ClientRuntime:
 @partial(jax.jit, static_argnames="name")
 def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
     population, m, weight = own
-    client = population.alone(jax.random.fold_in(jax.random.wrap_key_data(key), m), weight, m)
+    client = population.alone(fold_in(wrapped(key), m), weight, m)
     return getattr(algorithm, name)(client, *args)
 
 

@@ -213,8 +213,14 @@ def started():
         process.communicate()
 
 
-def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(federation, simulated, started, tmp_path):
-    """What the sites keep survives both: the numbers are those of a run that was never interrupted."""
+@pytest.mark.parametrize("with_the_command", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(
+    federation, simulated, started, tmp_path, with_the_command
+):
+    """What the sites keep survives both: the numbers are those of a run that was never interrupted.
+
+    Where the command dies with the server, `resume` goes on; where it lives it does so itself.
+    """
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
     kill_once(federation, out, SITES[1], "worker_process", process)
@@ -222,10 +228,17 @@ def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(federati
     until(lambda: not job.exists(), 60, "the next job")
     until(lambda: job.exists() and "begun" in job.read_text(), 90, "the next job's beginning")
     kill_once(federation, out, "server", "", process)
-    stdout, stderr = process.communicate(timeout=180)
-    assert process.returncode == 0, stdout + stderr
-    assert stdout.count("going on from the last checkpoint") == 2
-    assert "the connection to the server is lost" in stdout and "the server was started again" in stdout
+    if with_the_command:
+        process.kill()
+        assert process.communicate()[0].count("going on from the last checkpoint") == 1
+        assert not list(out.glob("*/result.json"))
+        federation.await_sites()
+        command("resume", out)
+    else:
+        stdout, stderr = process.communicate(timeout=180)
+        assert process.returncode == 0, stdout + stderr
+        assert stdout.count("going on from the last checkpoint") == 2
+        assert "the connection to the server is lost" in stdout and "the server was started again" in stdout
     assert_equal(rows(out), done(simulated / "fedbio-local"))  # no gap, no double row, and the sites' own y as ever
     identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
     assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2

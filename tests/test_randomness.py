@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import deployed
 
 from fedbilevel import randomness
+from fedbilevel.configuration import Configuration
+from fedbilevel.participation import Everyone
 
 
 def words(keys):
@@ -31,6 +34,22 @@ def test_many_keys_at_once_give_what_each_gives_alone():
 
 
 def test_a_seed_means_the_same_whatever_generator_jax_is_set_to():
-    expected = words(jax.random.key(5))
+    expected = words(jax.random.key(5)), words(jax.random.fold_in(jax.random.key(5), 3))
     with jax.default_prng_impl("rbg"):
-        np.testing.assert_array_equal(words(randomness.key(5)), expected)
+        key = randomness.wrapped(words(randomness.key(5)))
+        np.testing.assert_array_equal(words(key), expected[0])
+        np.testing.assert_array_equal(words(randomness.fold_in(key, 3)), expected[1])
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_run_is_the_same_whatever_generator_jax_is_set_to(remote):
+    def end():
+        experiment = Configuration.resolve("hyper-representation", {"clients": 3}, "simfbo", {}, steps=2).experiment()
+        task, algorithm, key = experiment.task, experiment.algorithm, randomness.key(1)
+        engine = deployed(algorithm, task.population, Everyone())[0] if remote else experiment.simulator
+        state, _ = engine.init(algorithm, task.x, task.y, key)
+        return engine.step(algorithm, state, key)[0].x
+
+    with jax.default_prng_impl("rbg"):  # first, since programs are kept
+        other = end()
+    np.testing.assert_array_equal(end(), other)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fedbilevel import randomness
 from fedbilevel.data.datasets import Images
 from fedbilevel.data.partition import Parts
 from fedbilevel.errors import InputError
@@ -52,7 +53,7 @@ def scaling(default: str = "unit") -> Any:
 
 def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed: int) -> Network:
     """An MLP with hidden layers of the given widths, or LeNet-5, for the images of a set."""
-    key = jax.random.key(seed)
+    key = randomness.key(seed)
     side, channels = source.images.shape[1], int(np.prod(source.images.shape[3:]))
     center, spread = (source.images.mean() / 255, source.images.std() / 255) if scaling == "standard" else (0.0, 1.0)
 

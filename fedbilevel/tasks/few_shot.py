@@ -26,6 +26,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from fedbilevel import randomness
 from fedbilevel.data import datasets, partition
 from fedbilevel.errors import InputError
 from fedbilevel.models import conv4
@@ -104,7 +105,7 @@ class FewShot:
         train, validation, drawn = zip(
             *(self._tasks(source, classes, self.tasks, (self.data_seed, m)) for m, classes in enumerate(held)), strict=True
         )
-        blocks = conv4.init(jax.random.key(self.data_seed), int(np.prod(source.images.shape[3:])), self.filters)
+        blocks = conv4.init(randomness.key(self.data_seed), int(np.prod(source.images.shape[3:])), self.filters)
 
         def features(x: Any, images: ArrayLike) -> Array:
             """(images, features): those of one task's images, and a last one that is always 1."""
