@@ -30,6 +30,7 @@ types: .venv/developed
 
 bench: .venv/installed
 	$(BIN)/python benchmarks/rounds.py
+	$(BIN)/python benchmarks/time_spent.py
 	$(BIN)/python benchmarks/sweep.py
 
 bench-check: .venv/installed

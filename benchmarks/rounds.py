@@ -20,6 +20,7 @@ from papers import experiment
 from timing import PRODUCT_OPERATIONS, SIDE, compiled, in_turns, product, ratio, seconds
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.experiment import Experiment
 
 REPEATS = 7
 WIDE = dict(filters=64, tasks=4)
@@ -34,11 +35,15 @@ class Measured(NamedTuple):
     fraction: float
 
 
+def at_papers_size(name: str, data: str = "") -> tuple[Experiment, int]:
+    """An experiment with an algorithm, and of how many steps its time is taken."""
+    local = ALGORITHMS[name].load().lower_level == "local"
+    return (experiment(name, task="few-shot", knobs=WIDE), 2) if local else (experiment(name, data=data), 10)
+
+
 def measure(name: str, data: str = "") -> Measured:
     """An algorithm's step, against a product of matrices."""
-    local = ALGORITHMS[name].load().lower_level == "local"
-    of = experiment(name, task="few-shot", knobs=WIDE) if local else experiment(name, data=data)
-    count = 2 if local else 10
+    of, count = at_papers_size(name, data)
     steps, compiling = compiled(of, count)
     multiply = product()
     seconds(steps), seconds(multiply)

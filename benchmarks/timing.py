@@ -54,12 +54,17 @@ def run_steps(simulator: Any, algorithm: Any, state: Any, key: Array, count: int
     return lax.fori_loop(0, count, lambda t, s: simulator.step(algorithm, s, jax.random.fold_in(key, t))[0], state)
 
 
-def compiled(experiment: Experiment, count: int) -> tuple[Callable[[], Any], float]:
-    """What makes so many steps of an experiment from its start, and how long a first step took to compile."""
+def lowered(experiment: Experiment, count: int) -> tuple[Any, Callable[[], Any]]:
+    """The program of so many steps of an experiment from its start, and what runs it."""
     simulator, algorithm, task = experiment.simulator, experiment.algorithm, experiment.task
     key = jax.random.key(experiment.seed)
-    began = time.perf_counter()
     state, _ = jax.jit(type(simulator).init)(simulator, algorithm, task.x, task.y, key)
     program = run_steps.lower(simulator, algorithm, state, key, count).compile()
-    took = time.perf_counter() - began
-    return lambda: program(simulator, algorithm, state, key), took
+    return program, lambda: program(simulator, algorithm, state, key)
+
+
+def compiled(experiment: Experiment, count: int) -> tuple[Callable[[], Any], float]:
+    """What makes so many steps of an experiment from its start, and how long a first step took to compile."""
+    began = time.perf_counter()
+    _, run = lowered(experiment, count)
+    return run, time.perf_counter() - began

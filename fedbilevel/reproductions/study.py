@@ -126,6 +126,7 @@ class Study:
             shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
+        observe(label, 0)
         SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
