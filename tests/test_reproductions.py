@@ -250,30 +250,33 @@ def test_the_order_of_methods_is_compared_column_by_column():
     made = table_plan()
     better, worse = [run_of(0.1, 0.95, 0.95)], [run_of(0.1, 0.5, 0.92)]
     agree = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): better}
-    assert results.disagreements(made, made.panels[0], agree) == []
+    assert results.doubts(made, made.panels[0], agree) == ([], [])
     swapped = {("i.i.d.", "SimFBO"): better, ("i.i.d.", "MeFBO"): worse}
-    assert results.disagreements(made, made.panels[0], swapped) == [
+    assert results.doubts(made, made.panels[0], swapped).wrong == [
         "SimFBO is not behind MeFBO (after 20 rounds)",
         "SimFBO is not behind MeFBO (rounds to 90 %)",
     ]
     never = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
-    assert len(results.disagreements(made, made.panels[0], never)) == 2
+    assert len(results.doubts(made, made.panels[0], never).wrong) == 2
     both_never = {("i.i.d.", "SimFBO"): [run_of(0.1, status=DIVERGED)], ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
-    assert results.disagreements(made, made.panels[0], both_never) == []
+    assert results.doubts(made, made.panels[0], both_never) == ([], [])
 
 
 def test_a_method_of_which_fewer_runs_came_so_far_is_behind():
     made = table_plan()
     some = [run_of(0.1, 0.99, 0.99), run_of(0.1, 0.5, status=DIVERGED, seed=2)]
     all_of_them = [run_of(0.1, 0.95, 0.95), run_of(0.1, 0.95, 0.95, seed=2)]
-    assert results.disagreements(made, made.panels[0], {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}) == []
-    assert results.disagreements(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some})
+    assert results.doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}) == (
+        [],
+        [f"SimFBO is behind MeFBO only by its runs that diverged ({where})" for where in ("after 20 rounds", "rounds to 90 %")],
+    )
+    assert results.doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some}).wrong
 
 
 def test_claims_without_numbers_are_compared_at_the_end():
     made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
-    assert results.disagreements(made, made.panels[0], found) == ["SimFBO is not behind MeFBO"]
+    assert results.doubts(made, made.panels[0], found) == (["SimFBO is not behind MeFBO"], [])
     assert "not the paper's order: SimFBO is not behind MeFBO." in summary.comparison(made, found)
 
 
@@ -319,6 +322,13 @@ def test_unequal_grids_are_refused(tmp_path):
         (('title = "Two methods on quadratics"', ""), "missing .* 'title'"),
         (("rounds = 40", "rounds = "), "is not a TOML file"),
         (('scale = "plain"', 'scale = "bar"'), "scale must be one of percent, error, plain"),
+        (('[["SimFBO"]', '[["SimFBOO"]'), "there is no method 'SimFBOO'; did you mean SimFBO"),
+        (
+            ('tuned_as = "few clients"', "grids = { FedAvgg = {} }"),
+            "there is no method in all clients 'FedAvgg'; did you mean FedAvg",
+        ),
+        (("knobs =", "published = { all = {} }\nknobs ="), "there is no panel 'all'"),
+        (('tuned_as = "few clients"', 'tuned_as = "few"'), "there is no panel 'few'; there are: few clients"),
     ],
 )
 def test_errors_in_a_plan_are_named(tmp_path, change, message):

@@ -99,12 +99,28 @@ class Reproduction:
             find(TASKS, "task", panel.task or self.task)
         for method in self.methods:
             find(ALGORITHMS, "algorithm", method.algorithm)
+        self._check_names()
         if self.scale not in SCALES:
             raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
         grids = [*(m.grid for m in self.methods), *(grid for p in self.panels for grid in p.grids.values())]
         budgets = {math.prod(map(len, grid.values())) for grid in grids if grid}
         if len(budgets) > 1:
             raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
+
+    def _check_names(self) -> None:
+        panels, methods = [panel.name for panel in self.panels], [method.name for method in self.methods]
+        named = [("panel", name, panels) for name in (*self.published, *(p for m in self.methods for p in m.panels))]
+        if not self.tuned_by:
+            named += [("panel", panel.tuned_as, panels) for panel in self.panels if panel.tuned_as]
+            named += [("method", method.tuned_as, methods) for method in self.methods if method.tuned_as]
+        for panel in self.panels:
+            here = self.methods_of(panel)
+            tables = panel.hyperparameters, panel.grids, panel.papers, self.published.get(panel.name, {})
+            named += [(f"method in {panel.name}", name, here) for table in tables for name in table]
+            named += [("method", name, methods) for group in self.claims(panel) for name in group]
+        for kind, name, known in named:
+            if name not in known:
+                raise InputError(f"{self.name}: there is no {kind} {name!r}{nearest(name, known)}")
 
     def claims(self, panel: Panel) -> Sequence[Sequence[str]]:
         """The paper's order of methods in a panel."""
@@ -162,9 +178,9 @@ class Reproduction:
             seeds=2,
             panels=[Panel(name=p.name, knobs=p.quick) for p in self.panels if p.name in kept],
             methods=[
-                Method(name=m.name, algorithm=m.algorithm, hyperparameters=m.quick, panels=m.panels)
+                Method(name=m.name, algorithm=m.algorithm, hyperparameters=m.quick, panels=[p for p in m.panels if p in kept])
                 for m in self.methods
-                if m.name in methods
+                if m.name in methods and (not m.panels or set(m.panels) & set(kept))
             ],
             columns=[Column(at=self.quick["rounds"])] if self.columns else (),
             published={},

@@ -147,7 +147,7 @@ def number(runs: Sequence[Run], column: Column) -> Number | None:
 
 
 class Budget(NamedTuple):
-    """What every method of a panel can spend: the least that one of them spent in all, on the average."""
+    """What every method of a panel can spend: the least that one of them spent, its runs' largest."""
 
     megabytes: float
     derivatives: float
@@ -171,35 +171,49 @@ def budget(lines: Sequence[Sequence[Run]]) -> Budget:
     )
 
 
-def disagreements(plan: Reproduction, panel: Panel, results: Results) -> list[str]:
-    """Where our order of methods is not the paper's, a phrase each; nothing where it is."""
+class Doubts(NamedTuple):
+    """About our order of methods being the paper's, a phrase each."""
+
+    wrong: list[str]  # where it is not
+    hollow: list[str]  # where it is, and would not be without the runs that diverged
+
+    def compare(self, ahead: str, behind: str, ours: Sequence[Number | None], higher: bool, where: str = "") -> None:
+        """Note what is to be said of two methods, the first ahead in the paper."""
+        a, b = ours
+        if not _is_ahead(a, b, higher):
+            self.wrong.append(f"{behind} is not behind {ahead}{where}")
+        elif a and b and not _is_better(a.mean, b.mean, higher):
+            self.hollow.append(f"{behind} is behind {ahead} only by its runs that diverged{where}")
+
+
+def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
+    """Whether our order of methods is the paper's."""
     methods = plan.methods_of(panel)
     if panel.name in plan.published:
         return _against_numbers(plan, panel, methods, results)
     better, claimed = higher_is_better(plan.metric), plan.claims(panel)
     last = {name: number(results[panel.name, name], Column(at=plan.rounds)) for name in methods}
-    wrong = []
+    found = Doubts([], [])
     for k, group in enumerate(claimed):
         for ahead in group:
             for behind in (name for later in claimed[k + 1 :] for name in later):
-                if ahead in last and behind in last and not _is_ahead(last[ahead], last[behind], better):
-                    wrong.append(f"{behind} is not behind {ahead}")
-    return wrong
+                if ahead in last and behind in last:
+                    found.compare(ahead, behind, (last[ahead], last[behind]), better)
+    return found
 
 
-def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[str], results: Results) -> list[str]:
-    published, wrong = plan.published[panel.name], []
+def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[str], results: Results) -> Doubts:
+    published, found = plan.published[panel.name], Doubts([], [])
     known = [name for name in methods if name in published]
     for k, column in enumerate(plan.columns):
         better = column.at is not None and higher_is_better(plan.metric)
         for ahead in known:
             for behind in known:
                 theirs = published[ahead][k], published[behind][k]
-                if (theirs[0] > theirs[1]) if better else (theirs[0] < theirs[1]):
+                if _is_better(*theirs, better):
                     ours = [number(results[panel.name, name], column) for name in (ahead, behind)]
-                    if not _is_ahead(ours[0], ours[1], better):
-                        wrong.append(f"{behind} is not behind {ahead} ({heading(plan, column)})")
-    return wrong
+                    found.compare(ahead, behind, ours, better, f" ({heading(plan, column)})")
+    return found
 
 
 def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:
@@ -208,7 +222,11 @@ def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:
         return b is None
     if a.of / a.runs != b.of / b.runs:
         return a.of / a.runs > b.of / b.runs
-    return a.mean > b.mean if higher else a.mean < b.mean
+    return _is_better(a.mean, b.mean, higher)
+
+
+def _is_better(a: float, b: float, higher: bool) -> bool:
+    return a > b if higher else a < b
 
 
 def heading(plan: Reproduction, column: Column) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbilevel.reproductions.plan import Chosen, Column, Panel, Reproduction, grid_of, names, paper_of, read, tuned_file
+from fedbilevel.reproductions.plan import Chosen, Column, Panel, Reproduction, fixed, grid_of, names, paper_of, read, tuned_file
 from fedbilevel.reproductions.results import (
     Number,
     Results,
     budget,
     columns,
-    disagreements,
+    doubts,
     from_csv,
     heading,
     number,
@@ -22,6 +22,8 @@ from fedbilevel.reproductions.results import (
     text,
 )
 from fedbilevel.reproductions.study import Study, without_data
+from fedbilevel.sweeps.sweep import untied
+from fedbilevel.sweeps.together import DIVERGED
 
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
@@ -32,10 +34,12 @@ deviations are over the seeds of a run; the split of the data and the start of t
 Hyperparameters are chosen for every method over a grid of the same number of cells, by seeds that are not among those
 reported, but by the metric that is reported and on the same split, as the papers do: take differences of the size of the
 deviations for nothing. The grids were placed by a first look at a coarser one. A chosen value with a * is at its grid's edge.
+What the paper's values give is their cell of the grid, by the seeds of the choice, one or three: `*.tuned.toml` has them.
 
 *Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
 minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or was not
 measured by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
+Costs are means over the runs that did not diverge, if there are any.
 """
 
 
@@ -61,7 +65,7 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
             cells.append(text(plan, column, number(runs, column)))
         for reached in zip(*(common.reached(run) for run in runs), strict=True):
             cells.append(_brief(plan, Number.over(reached)))
-        ends = [run.rows[-1] for run in runs]
+        ends = [run.rows[-1] for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in runs]
         spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "products")]
         yield [*cells, *(f"{value:,.0f}" for value in spent)]
 
@@ -94,10 +98,9 @@ def comparison(plan: Reproduction, results: Results) -> str:
         lines.append(f"The paper: {plan.says}")
     for panel in plan.panels:
         if panel.name in plan.published or plan.claims(panel):
-            wrong = disagreements(plan, panel, results)
-            lines.append(
-                f"- {panel.name}: " + ("the paper's order." if not wrong else f"not the paper's order: {'; '.join(wrong)}.")
-            )
+            wrong, hollow = doubts(plan, panel, results)
+            verdict = f"not the paper's order: {'; '.join(wrong)}" if wrong else "the paper's order"
+            lines.append(f"- {panel.name}: {verdict}{''.join(f'; {phrase}' for phrase in hollow)}.")
     if plan.why:
         lines.append(f"\n{plan.why.strip()}")
     return "\n".join(lines) + "\n"
@@ -110,7 +113,7 @@ def choices(plan: Reproduction, folder: Path) -> str:
         return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
     others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
     methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
-    heads = ["", "method", "grid", "chosen", "the paper's", "with the paper's", "cells that diverged"]
+    heads = ["", "method", "grid", "chosen", "not tuned", "the paper's", "with the paper's", "cells that diverged"]
     lines = []
     for entry in tuned:
         method, panel = methods[entry["method"]], panels[entry["panel"]]
@@ -122,6 +125,7 @@ def choices(plan: Reproduction, folder: Path) -> str:
                 method.name,
                 "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
                 _values(entry["values"], grid),
+                _values({k: v for k, v in fixed(panel, method).items() if k not in untied(entry["values"])}),
                 _values(paper_of(panel, method)),
                 given if isinstance(given, str) else shown(plan, given),
                 f"{entry['diverged']} of {entry['cells']}",
@@ -134,7 +138,7 @@ def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None 
     def edge(name: str, value: Any) -> str:
         return "*" if grid and value in (min(grid[name]), max(grid[name])) else ""
 
-    return ", ".join(f"{_names(k)} {v:g}{edge(k, v)}" for k, v in values.items())
+    return ", ".join(f"{_names(k)} {v if isinstance(v, str) else f'{v:g}'}{edge(k, v)}" for k, v in values.items())
 
 
 def _names(tied: str) -> str:
