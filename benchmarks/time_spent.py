@@ -3,8 +3,8 @@
 products      of matrices, with what is fused to them
 gathers       of minibatches' rows, and of the clients that take part
 random bits   and sorting by them
+elementwise   additions, activations, losses, sums, conversions
 copies        into and out of vectors, transposed, put together
-elementwise   additions, activations, losses, sums
 loops         starting their operations and waiting for them
 
     python benchmarks/time_spent.py [ALGORITHM ...]
@@ -31,9 +31,21 @@ KINDS = {  # the first that an operation has any of
     "products": {"dot", "convolution", "custom-call"},
     "gathers": {"gather", "scatter"},
     "random bits": {"xor", "shift-right-logical", "sort", "rng-bit-generator"},
-    "elementwise": {"add", "subtract", "multiply", "divide", "maximum", "exponential", "reduce", "select", "compare", "power"},
 }
-HEADS = [*KINDS, "copies", "loops"]
+COPIES = {
+    "copy",
+    "concatenate",
+    "transpose",
+    "reshape",
+    "bitcast",
+    "slice",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "pad",
+    "broadcast",
+}
+BESIDE = {"fusion", "parameter", "constant", "tuple", "get-tuple-element", "iota"}  # that come with any kind
+HEADS = [*KINDS, "elementwise", "copies", "loops"]
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([a-z][a-z0-9-]*)\(")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
@@ -58,7 +70,8 @@ def kinds(program: str) -> dict[str, str]:
 def _kind(opcode: str, opcodes: set[str]) -> str:
     if opcode in LOOPS:
         return "loops"
-    return next((kind for kind, members in KINDS.items() if members & opcodes), "copies")
+    kind = next((kind for kind, members in KINDS.items() if members & opcodes), None)
+    return kind or ("copies" if opcodes <= COPIES | BESIDE else "elementwise")
 
 
 def own_times(events: Iterable[dict]) -> Iterator[tuple[str, float]]:

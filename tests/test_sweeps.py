@@ -145,6 +145,22 @@ def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, c
     )  # no noise: all seeds alike
 
 
+def test_what_cells_are_ranked_by_is_checked_before_they_run_and_kept_for_resume(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["fedbilevel", "sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,0.0001", "--rounds", "20", "--out", "s"]
+    monkeypatch.setattr("sys.argv", [*arguments, "--by", "uper_loss"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "no metric 'uper_loss' to rank by; did you mean upper_loss" in capsys.readouterr().err
+    assert SweepFolder(tmp_path / "s").results() == {}
+    monkeypatch.setattr("sys.argv", [*arguments, "--by", "upper_loss"])
+    cli.main()
+    monkeypatch.setattr("sys.argv", ["fedbilevel", "resume", "s"])
+    cli.main()
+    shown = capsys.readouterr().out
+    assert shown.count("gamma_x  upper loss") == 2 and "x error" not in shown
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -62,7 +62,7 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
 def _sweep(folder: SweepFolder) -> dict[str, Any]:
     """A heat map of the cells that are finished."""
     sweep, cells = folder.sweep, folder.cells()
-    metric = find(TASKS, "task", sweep.task).load().headline
+    metric = folder.metric
     drawn = heat_map(sweep, cells, metric)._asdict()
     drawn["numbers"] = [[None if math.isnan(n) else n for n in row] for row in drawn["numbers"]]
     title = f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds: {len(cells)} of {len(sweep.cells())} cells"

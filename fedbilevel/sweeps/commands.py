@@ -35,7 +35,6 @@ from fedbilevel.arguments import (
     option,
     whole,
 )
-from fedbilevel.errors import InputError
 from fedbilevel.report.styles import Style, find_style
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def sweep(
     out: Out = None,
     force: Force = False,
 ) -> None:
-    """Run a grid of hyperparameters with several seeds each, as one program, and find the best."""
+    """Run a grid of hyperparameters with several seeds each, small runs as one program, and find the best."""
     look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
@@ -98,21 +97,23 @@ def sweep(
         seeds,
         run,
     )
-    _execute(SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force), by, look)
+    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force)
+    if by:
+        folder.rank_by(by)
+    _execute(folder, look)
 
 
 def go_on(directory: Path, style: Style) -> None:
     """Run what is missing of a sweep."""
     from fedbilevel.sweeps.sweep import SweepFolder
 
-    _execute(SweepFolder(directory), "", style)
+    _execute(SweepFolder(directory), style)
 
 
-def _execute(folder: SweepFolder, by: str, style: Style) -> None:
+def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.progress import counted
     from fedbilevel.runs import Interrupted, stop_request
     from fedbilevel.sweeps import picture
-    from fedbilevel.tasks import TASKS
 
     console = Console(highlight=False, markup=False)
     described = folder.sweep
@@ -127,10 +128,7 @@ def _execute(folder: SweepFolder, by: str, style: Style) -> None:
             folder.execute(observe)
     except Interrupted as interrupted:
         fail(f"stopped; go on with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
-    metric = by or TASKS[described.task].load().headline
-    known = folder.cells()[0].outcomes[0].rows[0]
-    if metric not in known:
-        raise InputError(f"there is no metric {metric!r} to rank by: there are {', '.join(known)}")
+    metric = folder.metric
     cells = folder.conclude(metric)
     pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
     picture.grid(described, cells, metric, pictures, style)

@@ -26,7 +26,7 @@ import jax
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.configuration import Configuration
 from fedbilevel.errors import InputError
-from fedbilevel.experiment import COUNTERS, Experiment
+from fedbilevel.experiment import COUNTERS, Experiment, revealed
 from fedbilevel.registry import find
 from fedbilevel.runs import locked, write_atomically
 from fedbilevel.settings import checked, nearest, settings
@@ -97,6 +97,12 @@ class Sweep:
         chosen = {**self.hyperparameters, **untied(cell)}
         return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, seed=seed, **self.run)
 
+    def metrics(self) -> list[str]:
+        """That its runs have, the task's own first."""
+        experiment = self.configuration(self.cells()[0], self.first_seed).experiment()
+        found = jax.eval_shape(lambda state: experiment.task.judge(state.x, revealed(state.y)), experiment.state_shapes())
+        return sorted(found, key=lambda name: name != TASKS[self.task].load().headline)
+
 
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The cell's value of every hyperparameter."""
@@ -166,7 +172,8 @@ class SweepFolder:
             return folder
         sweep.configuration(sweep.cells()[0], 0).experiment()
         path.mkdir(parents=True, exist_ok=True)
-        (path / "results.jsonl").unlink(missing_ok=True)
+        for file in ("results.jsonl", "ranking.json"):
+            (path / file).unlink(missing_ok=True)
         write_atomically(path / "sweep.json", (json.dumps(plain, indent=2) + "\n").encode())
         return folder
 
@@ -174,6 +181,18 @@ class SweepFolder:
     def sweep(self) -> Sweep:
         """What is swept."""
         return Sweep(**self._described())
+
+    def rank_by(self, metric: str) -> None:
+        """Have the cells ranked by this metric, now and when the sweep is resumed."""
+        if metric not in (known := self.sweep.metrics()):
+            raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, known)}")
+        write_atomically(self.path / "ranking.json", json.dumps({"metric": metric}).encode())
+
+    @property
+    def metric(self) -> str:
+        """By which the cells are ranked: the task's own unless another was asked for."""
+        file = self.path / "ranking.json"
+        return json.loads(file.read_bytes())["metric"] if file.exists() else TASKS[self.sweep.task].load().headline
 
     def _described(self) -> dict[str, Any]:
         try:
