@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from costs import Cost, cost
+from formulas import rendered
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -109,9 +110,9 @@ def examples() -> str:
 
 
 def prose(docstring: str) -> str:
-    """A docstring as Markdown: its indented mathematics as it is, and nothing in its text taken for markup."""
+    """A docstring as Markdown: its indented formulas as MathML, and nothing in its text taken for markup."""
     blocks = re.split(r"\n\s*\n", docstring.strip())
-    return "\n\n".join(block if block.startswith("    ") else _escaped(block) for block in blocks)
+    return "\n\n".join(rendered(block) or block if block.startswith("    ") else _escaped(block) for block in blocks)
 
 
 def _escaped(text: str) -> str:
