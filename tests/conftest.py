@@ -19,6 +19,13 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs():
+    """Compiled programs take maps of memory, of which a process may have 65,530: beyond that, loading one is its end."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _no_sudden_end():
     """The command lets a closed pipe end it, which must not outlast the tests that call it in this process."""

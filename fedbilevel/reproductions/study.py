@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from fedbilevel.errors import InputError
 from fedbilevel.reproductions.plan import (
     FOLDER,
@@ -128,6 +130,7 @@ class Study:
             SweepFolder.create(path, sweep)
         observe(label, 0)
         SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
+        jax.clear_caches()  # a process has room for some thousand compiled programs, and the next line has others
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
         return self.path / kind / _file_name(panel.name) / _file_name(method.name)
