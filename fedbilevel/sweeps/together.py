@@ -1,13 +1,15 @@
 """Experiments that differ in their algorithm's real numbers and in their seed alone, run as one vectorised program.
 
 Each has the trajectory that it has alone, but for the rounding of sums in another order. One that diverges stands still
-while the others go on.
+while the others go on. A CPU's cores, which one program of small runs does not keep busy, have a program each.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ from fedbilevel.simulate import Simulator
 from fedbilevel.traffic import Totals
 
 COPIES = 16  # of a client's part of the state that a step may hold at once, for the estimate of memory
+WORTH_A_PROGRAM = 4  # runs
 FINISHED, DIVERGED = "finished", "diverged"
 
 
@@ -41,14 +44,23 @@ def bytes_of(experiment: Experiment) -> int:
 
 
 def run_together(experiments: Sequence[Experiment], observe: Callable[[int], None] = lambda rounds: None) -> list[Outcome]:
-    """Run all to their ends; `observe` is told the fewest rounds that any of those still running has made."""
+    """Run all to their ends; `observe` is told the fewest rounds that any still running in a program has made."""
     first = experiments[0]
-    if len(experiments) == 1:
-        return [_alone(first, observe)]
     if len({(jax.tree.structure(e.algorithm), e.rounds, e.steps, e.every) for e in experiments}) > 1:
         raise InputError("experiments that run together may differ in their algorithm's real numbers and in their seed alone")
     if any(e.task is not first.task for e in experiments):
         raise InputError("experiments that run together must have one and the same task")
+    cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1
+    count = min(cores, -(-len(experiments) // WORTH_A_PROGRAM))
+    with ThreadPoolExecutor(count) as pool:
+        parts = list(pool.map(lambda k: _one_program(experiments[k::count], observe), range(count)))
+    return [parts[k % count][k // count] for k in range(len(experiments))]
+
+
+def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], None]) -> list[Outcome]:
+    first = experiments[0]
+    if len(experiments) == 1:
+        return [_alone(first, observe)]
     simulator, task, began = first.simulator, first.task, time.perf_counter()
     algorithms = jax.tree.map(
         lambda *leaves: jnp.stack([jnp.asarray(v, float) for v in leaves]), *(e.algorithm for e in experiments)
