@@ -1,4 +1,7 @@
-"""Experiments at the papers' sizes, on MNIST where it is given and on generated images of its shape where it is not."""
+"""Experiments at the papers' sizes, on MNIST where it is given and on generated images of its shape where it is not.
+
+They are compiled as the command compiles, but for what it keeps between processes.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel import compilation
 from fedbilevel.configuration import Configuration
 from fedbilevel.data import idx
 from fedbilevel.experiment import Experiment
 
+compilation.compile_fast()
 TASK = "hyper-representation-mnist"  # an MLP 784-200-10, 100 clients, minibatches of 64
 LOCAL_TASK = "few-shot"  # for the algorithms with a lower level per client
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import jax
 from rounds import at_papers_size
-from timing import lowered, seconds
+from timing import program_of, seconds
 
 from fedbilevel.algorithms import ALGORITHMS
 
@@ -95,7 +95,7 @@ def own_times(events: Iterable[dict]) -> Iterator[tuple[str, float]]:
 def shares(algorithm: str) -> dict[str, float]:
     """Of the time of a step's operations, by kind."""
     of, count = at_papers_size(algorithm)
-    program, run = lowered(of, count)
+    program, run = program_of(of, count)
     seconds(run)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, create_perfetto_trace=True):

@@ -54,7 +54,7 @@ def run_steps(simulator: Any, algorithm: Any, state: Any, key: Array, count: int
     return lax.fori_loop(0, count, lambda t, s: simulator.step(algorithm, s, jax.random.fold_in(key, t))[0], state)
 
 
-def lowered(experiment: Experiment, count: int) -> tuple[Any, Callable[[], Any]]:
+def program_of(experiment: Experiment, count: int) -> tuple[Any, Callable[[], Any]]:
     """The program of so many steps of an experiment from its start, and what runs it."""
     simulator, algorithm, task = experiment.simulator, experiment.algorithm, experiment.task
     key = jax.random.key(experiment.seed)
@@ -66,5 +66,5 @@ def lowered(experiment: Experiment, count: int) -> tuple[Any, Callable[[], Any]]
 def compiled(experiment: Experiment, count: int) -> tuple[Callable[[], Any], float]:
     """What makes so many steps of an experiment from its start, and how long a first step took to compile."""
     began = time.perf_counter()
-    _, run = lowered(experiment, count)
+    _, run = program_of(experiment, count)
     return run, time.perf_counter() - began

@@ -73,6 +73,11 @@ class Number(NamedTuple):
             return None
         return cls(statistics.fmean(known), deviation(known), len(known), len(values))
 
+    @property
+    def share(self) -> str:
+        """Of how many runs it is, if not of all."""
+        return "" if self.of == self.runs else f" ({self.of} of {self.runs} runs)"
+
 
 Results = dict[tuple[str, str], list[Run]]  # by panel and method
 
@@ -252,9 +257,8 @@ def text(plan: Reproduction, column: Column, entry: Number | None) -> str:
     """A line's entry as it stands in a table."""
     if entry is None:
         return "diverged" if column.at is not None else "not reached"
-    some = "" if entry.of == entry.runs else f" ({entry.of} of {entry.runs} runs)"
     if column.at is None:
-        return f"{entry.mean:.0f} ± {entry.deviation:.0f}{some}"
+        return f"{entry.mean:.0f} ± {entry.deviation:.0f}{entry.share}"
     if plan.scale == "plain":
-        return f"{entry.mean:.4g} ± {entry.deviation:.2g}{some}"
-    return f"{scaled(plan, entry.mean):.2f} ± {100 * entry.deviation:.2f}{some}"
+        return f"{entry.mean:.4g} ± {entry.deviation:.2g}{entry.share}"
+    return f"{scaled(plan, entry.mean):.2f} ± {100 * entry.deviation:.2f}{entry.share}"

@@ -87,8 +87,7 @@ def _printed(column: Column, value: float) -> str:
 def _brief(plan: Reproduction, entry: Number | None) -> str:
     if entry is None:
         return "–"
-    some = "" if entry.of == entry.runs else f" ({entry.of} of {entry.runs} runs)"
-    return (f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}") + some
+    return (f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}") + entry.share
 
 
 def comparison(plan: Reproduction, results: Results) -> str:
