@@ -1,9 +1,9 @@
-"""The bits of `jax.random`, in programs that XLA runs faster on CPUs.
+"""The bits of `jax.random`, in programs that XLA runs faster.
 
-There JAX computes Threefry (J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, Parallel Random Numbers: As Easy as
+On CPUs JAX computes Threefry (J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, Parallel Random Numbers: As Easy as
 1, 2, 3, 2011) in loops that copy their keys around: with small problems, most of a step's time. Here the loop turns
 twice and carries nothing but the bits. Without any loop XLA would compute the bits anew for every number that is
-gathered by them.
+gathered by them. On a GPU every turn of a loop is several kernels, and there is none: one kernel gives all bits.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ def _threefry(key: Array, counts: Array) -> tuple[Array, Array]:
     """Both words of the block (0, count), for each count."""
     schedule = [key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(0x1BD11BDA)]
 
-    def two_groups(k: Array, pair: tuple[Array, Array]) -> tuple[Array, Array]:
+    def two_groups(k: Array | int, pair: tuple[Array, Array]) -> tuple[Array, Array]:
         now = [jnp.where(k == 0, schedule[j], schedule[(j + 2) % 3]) for j in range(3)]  # groups 3 and 4 follow 1 and 2
         for group in (1, 2):
             pair = _mixed(*pair, group, now, 2 * jnp.asarray(k, jnp.uint32))
         return pair
 
     first = _mixed(jnp.full_like(counts, key[0]), counts + key[1], 0, schedule, 0)
+    if jax.default_backend() != "cpu":
+        return two_groups(1, two_groups(0, first))
     return lax.fori_loop(0, 2, two_groups, first)
 
 

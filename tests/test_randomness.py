@@ -15,8 +15,16 @@ def words(keys):
     return np.asarray(jax.random.key_data(keys))
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def programs_for(request, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+    randomness._threefry.clear_cache()
+    yield
+    randomness._threefry.clear_cache()
+
+
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
-def test_keys_and_bits_are_those_of_jax(seed):
+def test_keys_and_bits_are_those_of_jax(seed, programs_for):
     key = jax.random.key(seed)
     for number in (0, 1, 12345, 2**31 - 1):
         np.testing.assert_array_equal(words(randomness.fold_in(key, number)), words(jax.random.fold_in(key, number)))
@@ -26,7 +34,7 @@ def test_keys_and_bits_are_those_of_jax(seed):
         np.testing.assert_array_equal(randomness.permutation(key, n), jax.random.permutation(key, n))
 
 
-def test_many_keys_at_once_give_what_each_gives_alone():
+def test_many_keys_at_once_give_what_each_gives_alone(programs_for):
     keys = jax.random.split(jax.random.key(3), 5)
     together = jax.jit(jax.vmap(lambda key, k: randomness.bits(randomness.fold_in(key, k), (4,))))(keys, jnp.arange(5))
     for k in range(5):
