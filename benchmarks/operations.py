@@ -22,7 +22,14 @@ from fedbilevel.simulate import SimulatedClients, SimulatedCohort
 from fedbilevel.traffic import Totals, product
 
 THOUSAND = 1000  # since the counts of a call are words of 32 bits
-INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr", "remat2": "jaxpr"}
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
 
 
 def of_steps(experiment: Experiment, count: int) -> int:

@@ -1,5 +1,7 @@
 """The networks against JAX's own convolutions, known sizes, and finite differences."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,24 @@ def test_conv4_has_finns_sizes_and_normalises_over_the_images_of_a_task():
     assert jax.eval_shape(lambda b, i: conv4.apply(b, i, False), colour, jnp.ones((2, 84, 84, 3))).shape == (2, 1600)
     np.testing.assert_allclose(features, conv4.apply(blocks, 3 * images, strided=True), rtol=0.02, atol=0.02)  # scale-free
     assert not np.allclose(features[:2], conv4.apply(blocks, images[:2], strided=True))
+
+
+def test_the_derivatives_of_normalised_maps_are_those_that_jax_finds():
+    def plainly(maps, scale, shift):
+        mean, variance = maps.mean((0, 1, 2)), maps.var((0, 1, 2))
+        return (maps - mean) / jnp.sqrt(variance + conv4.EPSILON) * scale + shift
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    given = tuple(jax.random.normal(k, shape) for k, shape in zip(keys, [(2, 3, 4, 5), (5,), (5,), (2, 3, 4, 5)], strict=True))
+
+    def derivatives(normalised):
+        slopes = jax.grad(lambda *a: jnp.sum(jnp.sin(a[3] * normalised(*a[:3]))), (0, 1, 2))
+        twice = jax.grad(lambda *a: sum(jnp.sum(jnp.cos(s)) for s in slopes(*a)), (0, 1, 2))
+        return normalised(*given[:3]), slopes(*given), twice(*given)
+
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11), derivatives(conv4.normalised), derivatives(plainly)
+    )
 
 
 def test_second_order_products_through_convolutions_are_finite_differences():
