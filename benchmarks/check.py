@@ -12,11 +12,12 @@ import json
 import sys
 from pathlib import Path
 
+import jax
 import rounds
 import sweep
 
 BASELINE, MOST_LOST = Path(__file__).with_name("baseline.json"), 1 / 3
-ALGORITHMS, AGAINST_TORCH = ("simfbo", "mefbo", "fednest", "fedbioacc"), ("simfbo", "mefbo")
+ALGORITHMS, AGAINST_TORCH = ("simfbo", "mefbo", "fednest", "fedbioacc", "distbio"), ("simfbo", "mefbo", "fednest")
 
 
 def measured() -> dict[str, float]:
@@ -36,6 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the baseline")
     write = parser.parse_args().write
+    if jax.default_backend() != "cpu":
+        sys.exit("the baseline is of CPUs: set JAX_PLATFORMS=cpu")
     now = {name: round(ratio, 2) for name, ratio in measured().items()}
     before = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     fallen = [name for name, ratio in now.items() if not write and ratio < (1 - MOST_LOST) * before.get(name, 0)]

@@ -3,7 +3,7 @@
 FedBiOAcc (two rounds a step, five local steps) on data cleaning's logistic regression of digits-size images: 64 samples of
 8 x 8 bytes for each client. Every point is a process of its own, so that its peak memory is its own.
 
-    python benchmarks/growth.py                 writes growth.csv, growth.svg
+    python benchmarks/growth.py                 writes results/growth.csv and ../docs/growth.svg
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 PARTICIPANTS, OF = (10, 30, 100, 300, 1000), 10_000
 CLIENTS, OF_THEM = (100, 1000, 10_000, 100_000, 1_000_000), 100
 SAMPLES, SIDE, BATCH, CHUNK, STEPS, REPEATS = 64, 8, 32, 100, 10, 4
-HERE = Path(__file__).parent / "results"
+TABLE = Path(__file__).parent / "results" / "growth.csv"
+PICTURE = Path(__file__).parent.parent / "docs" / "growth.svg"
 
 
 def population(clients: int) -> Any:
@@ -95,8 +96,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--point", str(clients), str(participants), str(STEPS)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print("".join(f"{name} {value:<12.6g}" for name, value in rows[-1].items()), flush=True)
-    HERE.mkdir(exist_ok=True)
-    with (HERE / "growth.csv").open("w") as file:
+    with TABLE.open("w") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(
@@ -125,7 +125,7 @@ def draw(by_participants: list[dict[str, float]], by_clients: list[dict[str, flo
         column[0].set_ylabel("ms per round")
         column[1].set(xlabel=label, ylabel="MB")
         column[1].legend(frameon=False)
-    figure.savefig(HERE / "growth.svg", metadata={"Date": None})
+    figure.savefig(PICTURE, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The time is that of a step inside a compiled loop of steps, in turns with a product of matrices; the fraction is of the
 rate of that product, for the operations that the step's own products must do. Compiling is all from the start to the first
 step, with nothing kept from before. Algorithms with a lower level per client run on few-shot learning, its convolutions as
-wide as the paper's; the others on hyper-representation.
+wide as the paper's; the others on hyper-representation. Products are in JAX's default arithmetic: on NVIDIA's GPUs of 10 bits.
 
     python benchmarks/rounds.py [ALGORITHM ...]
 """
@@ -61,7 +61,7 @@ def main() -> None:
     multiply = product()
     seconds(multiply)
     rate = PRODUCT_OPERATIONS / min(seconds(multiply) for _ in range(5))
-    print(f"{jax.devices()[0].device_kind}: {rate / 1e9:.0f} GFLOP/s in a product of float32 matrices, {SIDE} x {SIDE}\n")
+    print(f"{jax.devices()[0].device_kind}: {rate / 1e9:.0f} GFLOP/s in a product of matrices, {SIDE} x {SIDE}\n")
     print(f"{'algorithm':18}{'compile s':>10}{'ms/step':>10}{'GFLOP/step':>12}{'fraction':>10}")
     for name in given.algorithms:
         of = measure(name, given.data)

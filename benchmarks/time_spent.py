@@ -112,6 +112,8 @@ def shares(algorithm: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS), metavar="ALGORITHM")
+    if jax.default_backend() != "cpu":
+        return print("what the time goes to is told on CPUs only: set JAX_PLATFORMS=cpu")
     print(f"{'per cent':18}" + "".join(f"{head:>13}" for head in HEADS))
     for name in parser.parse_args().algorithms:
         of = shares(name)

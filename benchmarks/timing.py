@@ -64,7 +64,7 @@ def program_of(experiment: Experiment, count: int) -> tuple[Any, Callable[[], An
 
 
 def compiled(experiment: Experiment, count: int) -> tuple[Callable[[], Any], float]:
-    """What makes so many steps of an experiment from its start, and how long a first step took to compile."""
+    """What makes so many steps of an experiment from its start, and how long it took until they could begin."""
     began = time.perf_counter()
     _, run = program_of(experiment, count)
     return run, time.perf_counter() - began

@@ -3,7 +3,8 @@
 On CPUs JAX computes Threefry (J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, Parallel Random Numbers: As Easy as
 1, 2, 3, 2011) in loops that copy their keys around: with small problems, most of a step's time. Here the loop turns
 twice and carries nothing but the bits. Without any loop XLA would compute the bits anew for every number that is
-gathered by them. On a GPU every turn of a loop is several kernels, and there is none: one kernel gives all bits.
+gathered by them. On a GPU every turn of a loop is several kernels, so there the loop is unrolled: what is
+computed anew costs less than starting them.
 """
 
 from __future__ import annotations

@@ -130,6 +130,7 @@ RUNS = {
     "mefbo": ["quadratic", "mefbo", *SMALL[:2], "--every", "50", "--rounds", "20000"],
     "fedbioacc": ["quadratic", "fedbioacc", *SMALL, "--rounds", "41", "--set", "local_steps=2"],
     "fedbio-local": LOCAL,
+    "long": [*LOCAL[:-1], "1600"],
     "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
     "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
 }
@@ -278,13 +279,13 @@ def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(
 @pytest.mark.slow
 def test_a_job_that_a_killed_command_left_is_stopped_by_resume(federation, simulated, started, tmp_path):
     out = tmp_path / "deployed"
-    process = started(federation, out, *LOCAL)
+    process = started(federation, out, *RUNS["long"])
     until(lambda: list(out.glob("*/checkpoint")), 90, "a checkpoint")
     process.kill()
     process.wait()
     assert not list(out.glob("*/result.json"))
     assert "stopping a job of this run that an earlier command left behind" in command("resume", out).stdout
-    assert_equal(rows(out), done(simulated / "fedbio-local"))
+    assert_equal(rows(out), done(simulated / "long"))
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ def words(keys):
 def programs_for(request, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: request.param)
     randomness._threefry.clear_cache()
+    program = str(jax.make_jaxpr(lambda key: randomness.bits(key, (2,)))(jax.random.key(0)))
+    assert ("scan" in program) == (request.param == "cpu")  # a loop
     yield
     randomness._threefry.clear_cache()
 

@@ -38,10 +38,10 @@ def apply(blocks: Sequence[tuple[Layer, Layer]], images: Array, strided: bool) -
 
 @jax.custom_vjp
 def normalised(maps: Array, scale: Array, shift: Array) -> Array:
-    """The maps with mean `shift` and variance `scale`² over all but the channels.
+    """The maps with mean `shift` and, but for EPSILON, variance `scale`² over all but the channels.
 
-    Its derivative is written down, since that takes fewer passes over the maps than the one JAX finds. It can be
-    differentiated again, backwards only.
+    Its derivative is written down, since that takes fewer passes over the maps than the one JAX finds. It must be taken
+    backwards first, and then either way.
     """
     return _forward(maps, scale, shift)[0]
 
