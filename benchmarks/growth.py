@@ -112,7 +112,7 @@ def draw(by_participants: list[dict[str, float]], by_clients: list[dict[str, flo
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(8, 5), sharex="col", constrained_layout=True)
+    figure, axes = pyplot.subplots(2, 2, figsize=(8, 5), sharex="col", sharey="row", constrained_layout=True)
     sides = (
         (by_participants, "participants", f"participants, of {OF:,} clients"),
         (by_clients, "clients", f"clients, {OF_THEM} taking part"),
@@ -122,9 +122,13 @@ def draw(by_participants: list[dict[str, float]], by_clients: list[dict[str, flo
         column[0].loglog(where, [row["ms_per_round"] for row in rows], "o-")
         for name in ("peak", "data"):
             column[1].loglog(where, [row[f"{name}_mb"] for row in rows], "o-", label=name)
-        column[0].set_ylabel("ms per round")
-        column[1].set(xlabel=label, ylabel="MB")
-        column[1].legend(frameon=False)
+        column[1].set_xlabel(label)
+    for of_row, label in zip(axes, ("ms per round", "MB"), strict=True):
+        of_row[0].set_ylabel(label)
+        of_row[0].yaxis.set_major_formatter("{x:,g}")
+    for axis in axes[1]:
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+    axes[1, 0].legend(frameon=False)
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
