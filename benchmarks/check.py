@@ -45,7 +45,7 @@ def main() -> None:
     print(f"{'ratio':60}{'baseline':>10}{'now':>8}")
     for name, ratio in now.items():
         print(f"{name:60}{before.get(name, float('nan')):10.2f}{ratio:8.2f}{'  fell' if name in fallen else ''}")
-    for name in before.keys() - now.keys():
+    for name in (name for name in before if name not in now):
         print(f"{name:60}{before[name]:10.2f}{'':8}  not measured: install the bench extra")
     if write:
         BASELINE.write_text(json.dumps({**before, **now}, indent=4) + "\n")
