@@ -19,7 +19,6 @@ from fedbilevel.experiment import Experiment
 
 compilation.compile_fast()
 TASK = "hyper-representation-mnist"  # an MLP 784-200-10, 100 clients, minibatches of 64
-LOCAL_TASK = "few-shot"  # for the algorithms with a lower level per client
 
 
 def experiment(algorithm: str, *, task: str = TASK, data: str = "", knobs: Any = (), **rest: Any) -> Experiment:

@@ -112,10 +112,12 @@ def shares(algorithm: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS), metavar="ALGORITHM")
+    given = parser.parse_args()
     if jax.default_backend() != "cpu":
-        return print("what the time goes to is told on CPUs only: set JAX_PLATFORMS=cpu")
+        print("what the time goes to is told on CPUs only: set JAX_PLATFORMS=cpu")
+        return
     print(f"{'per cent':18}" + "".join(f"{head:>13}" for head in HEADS))
-    for name in parser.parse_args().algorithms:
+    for name in given.algorithms:
         of = shares(name)
         print(f"{name:18}" + "".join(f"{100 * of[head]:13.0f}" for head in HEADS), flush=True)
 

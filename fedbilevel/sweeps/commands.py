@@ -128,8 +128,7 @@ def _execute(folder: SweepFolder, style: Style) -> None:
             folder.execute(observe)
     except Interrupted as interrupted:
         fail(f"stopped; go on with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
-    metric = folder.metric
-    cells = folder.conclude(metric)
+    metric, cells = folder.metric, folder.conclude()
     pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
     picture.grid(described, cells, metric, pictures, style)
     table = Table(box=None, pad_edge=False, header_style="bold")

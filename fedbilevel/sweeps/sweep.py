@@ -1,6 +1,7 @@
 """A grid of hyperparameters with several seeds each: what it is, its folder, and which cell is best.
 
 sweep.json        what is swept
+ranking.json      by which metric its cells are ranked, where that is not the task's own
 results.jsonl     a line for each finished run: its cell, its seed, its numbers along the way
 cells.csv         a line for each cell
 sweep.png, .svg   a picture of the grid
@@ -237,9 +238,10 @@ class SweepFolder:
             done += len(together)
             observe(done, 0)
 
-    def conclude(self, metric: str) -> list[Cell]:
+    def conclude(self) -> list[Cell]:
         """Write the table, and the best cell's settings; the cells, best first."""
-        sweep, cells = self.sweep, ranked(self.cells(), metric)
+        sweep, metric = self.sweep, self.metric
+        cells = ranked(self.cells(), metric)
         names = [n for n in cells[0].outcomes[0].rows[0] if n not in COUNTERS]
         lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
         for cell in cells:
