@@ -1,0 +1,168 @@
+"""Whether a change leaves every number as it was: trajectories of all algorithms, compared bit for bit between two commits.
+
+python benchmarks/trajectories.py record FILE     runs the matrix and writes what came out
+python benchmarks/trajectories.py compare FILE    runs it again and says what differs
+
+The matrix: every algorithm on the noisy quadratic, simulated with sampled cohorts and dropouts; the same on clients behind
+a loopback transport; small runs of three other tasks; a sweep; and a run that is interrupted and resumed. What is compared
+is every row of metrics but its seconds, and x as the run folder has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedbilevel.algorithms import ALGORITHMS
+
+NOISY = ("--knob", "noise=0.3", "--knob", "clients=6", "--every", "10", "--seed", "7")
+SAMPLED = ("--clients-per-round", "4", "--dropout", "0.2")
+OTHERS = {
+    "data-cleaning": ("fedbioacc", "simfbo", "mefbo", "fedavg"),
+    "hyper-representation": ("simfbo", "fbo-aggitd", "adafbio"),
+    "loss-tuning": ("fednest", "mefbo"),
+    "regularisation": ("fedbio", "commfedbio", "stocbio"),
+}
+
+
+def by_lower_level() -> dict[str, list[str]]:
+    """The names of all algorithms, by whose problem y solves."""
+    names: dict[str, list[str]] = {"global": [], "local": []}
+    for name, entry in ALGORITHMS.items():
+        names[entry.load().lower_level].append(name)
+    return names
+
+
+def command(*arguments: str, interrupted_after: float | None = None) -> None:
+    """Run `fedbilevel`, and interrupt it as Ctrl-C would if that is asked for."""
+    process = subprocess.Popen([sys.executable, "-m", "fedbilevel", *arguments], stdout=subprocess.DEVNULL)
+    if interrupted_after is not None:
+        time.sleep(interrupted_after)
+        process.send_signal(signal.SIGINT)
+    code = process.wait()
+    if code not in (0, 130):
+        sys.exit(f"fedbilevel {' '.join(arguments)}: exit code {code}")
+
+
+def folders(path: Path) -> Iterator[tuple[str, Any]]:
+    """Of each run below: its metrics, and the bytes of its x."""
+    for folder in sorted(p.parent for p in path.glob("*/metrics.jsonl")):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        yield folder.name, {"rows": [without_time(row) for row in rows], "x": digest(np.load(folder / "x.npy"))}
+
+
+def without_time(row: dict[str, Any]) -> dict[str, Any]:
+    """All that must not change."""
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def digest(array: Any) -> str:
+    """Equal for equal bits alone."""
+    array = np.asarray(array)
+    return f"{array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+
+
+def simulated(work: Path) -> Iterator[tuple[str, Any]]:
+    for lower, names in by_lower_level().items():
+        out = work / lower
+        level = ("--knob", f"lower_level={lower}")
+        command("run", "quadratic", *names, "--rounds", "60", *NOISY, *SAMPLED, *level, "--out", str(out))
+        yield from ((f"simulated/{name}", found) for name, found in folders(out))
+    for task, algorithms in OTHERS.items():
+        command("run", task, *algorithms, "--rounds", "30", "--every", "10", "--out", str(work / task))
+        yield from ((f"{task}/{name}", found) for name, found in folders(work / task))
+
+
+def deployed(work: Path) -> Iterator[tuple[str, Any]]:
+    from fedbilevel.participation import Uniform
+    from fedbilevel.remote import RemoteFederation
+    from fedbilevel.runtime import ClientRuntime
+    from fedbilevel.signatures import signatures
+    from fedbilevel.tasks.quadratic import Quadratic
+    from fedbilevel.transports.loopback import Loopback
+
+    for lower, names in by_lower_level().items():
+        task = Quadratic(noise=0.3, clients=5, lower_level=lower).build()  # type: ignore[arg-type]
+        population = task.population
+        for name in names:
+            algorithm = ALGORITHMS[name].configure(name, {})
+            if getattr(algorithm, "pooled", False):
+                continue
+            known = signatures(algorithm, population, task.x, task.y)
+            runtimes = {m: ClientRuntime(algorithm, population.only(m), m, 1.0, known) for m in range(population.size)}
+            engine = RemoteFederation(Loopback(runtimes), population.weights, Uniform(3), signatures=known)
+            key = jax.random.key(11)
+            state, totals = engine.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
+            traffic = [list(totals)]
+            for t in range(1, 4):
+                state, totals = engine.step(algorithm, state, jax.random.fold_in(key, t))
+                traffic.append(list(totals))
+            yield f"deployed/{name}", {"rows": traffic, "x": digest(state.x)}
+
+
+def swept(work: Path) -> Iterator[tuple[str, Any]]:
+    out = work / "sweep"
+    grid = ("--grid", "gamma_x=0.01,0.02,0.05", "--grid", "gamma_y=0.2,0.5", "--seeds", "2")
+    command("sweep", "quadratic", "simfbo", "--rounds", "60", "--every", "20", *grid, "--out", str(out))
+    for line in (out / "results.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        yield f"sweep/{run['cell']} {run['seed']}", {"rows": [without_time(row) for row in run["rows"]], "x": ""}
+
+
+def resumed(work: Path) -> Iterator[tuple[str, Any]]:
+    out = work / "resumed"
+    options = ("--rounds", "400000", "--every", "100000", "--knob", "noise=0.3")
+    command("run", "quadratic", "simfbo", *options, "--out", str(out), interrupted_after=9)
+    command("resume", str(out))
+    yield from ((f"resumed/{name}", found) for name, found in folders(out))
+
+
+def matrix() -> dict[str, Any]:
+    """Everything that must stay as it is, by name."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in (simulated, deployed, swept, resumed):
+            found |= dict(part(Path(folder)))
+            print(f"{part.__name__}: {len(found)} trajectories so far", flush=True)
+    return json.loads(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args()
+    found = matrix()
+    if given.what == "record":
+        given.file.write_text(json.dumps(found, indent=1) + "\n")
+        return
+    before = json.loads(given.file.read_text())
+    different = [name for name in before if differs(before[name], found.get(name))]
+    for name in different:
+        print(f"differs: {name}")
+    print(f"{len(before) - len(different)} of {len(before)} trajectories are bit-identical")
+    sys.exit(1 if different else 0)
+
+
+def differs(before: dict[str, Any], now: dict[str, Any] | None) -> bool:
+    """Whether a number of before is another one now; numbers that were not there before may have come."""
+    if now is None or before["x"] != now["x"] or len(before["rows"]) != len(now["rows"]):
+        return True
+    pairs = zip(before["rows"], now["rows"], strict=True)
+    return any(old != ({k: new.get(k) for k in old} if isinstance(old, dict) else new) for old, new in pairs)
+
+
+if __name__ == "__main__":
+    main()
