@@ -24,6 +24,7 @@ docs: .venv/documented
 lint: .venv/developed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: .venv/developed
 	$(BIN)/mypy

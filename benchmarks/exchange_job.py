@@ -19,15 +19,15 @@ import numpy as np
 from nvflare.collab import collab
 
 from fedbilevel.algorithms.base import Algorithm, algorithm
-from fedbilevel.clients import Client, Clients, at_client
+from fedbilevel.core.clients import Client, Clients, at_client
+from fedbilevel.core.participation import Everyone
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Pair, Problem
+from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.deployed import RemoteFederation
+from fedbilevel.federation.flare import Flare
 from fedbilevel.federation.site import Site
-from fedbilevel.participation import Everyone
-from fedbilevel.population import Population
-from fedbilevel.problem import Pair, Problem
-from fedbilevel.remote import RemoteFederation
-from fedbilevel.runtime import ClientRuntime
-from fedbilevel.signatures import signatures
-from fedbilevel.transports.flare import Flare
 
 SIZES = {"4 KB": 1024, "600 KB": 150_000, "10 MB": 2_500_000}  # floats of 4 bytes
 REPEATS = {"4 KB": 60, "600 KB": 40, "10 MB": 12}

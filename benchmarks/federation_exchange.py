@@ -20,7 +20,7 @@ from pathlib import Path
 from fedbilevel.federation.job import JOB, write_job
 from fedbilevel.federation.provision import SERVER_CLASS, SITE_CLASS, found
 from fedbilevel.federation.supervise import Supervisor
-from fedbilevel.runs import RunFolder
+from fedbilevel.runs.folder import RunFolder
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 LIMIT = 300.0  # seconds

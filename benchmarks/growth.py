@@ -30,8 +30,8 @@ def population(clients: int) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from fedbilevel.population import Population, Shards
-    from fedbilevel.problem import from_trees
+    from fedbilevel.core.population import Population, Shards
+    from fedbilevel.core.problem import from_trees
 
     def loss(y: Any, rows: Any) -> Any:
         images, labels = rows
@@ -64,8 +64,8 @@ def measure(clients: int, participants: int, steps: int) -> dict[str, float]:
     from timing import run_steps, seconds
 
     from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-    from fedbilevel.participation import Uniform
-    from fedbilevel.simulate import Simulator
+    from fedbilevel.core.participation import Uniform
+    from fedbilevel.engines.simulated import Simulator
 
     everyone, x, y = population(clients)
     data = sum(leaf.nbytes for leaf in jax.tree.leaves((everyone.upper, everyone.lower)))

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Literal
 
-from fedbilevel.clients import Cohort
-from fedbilevel.experiment import Experiment
-from fedbilevel.simulate import SimulatedClients, SimulatedCohort
-from fedbilevel.traffic import Totals, product
+from fedbilevel.core.clients import Cohort
+from fedbilevel.core.traffic import Totals, product
+from fedbilevel.engines.simulated import SimulatedClients, SimulatedCohort
+from fedbilevel.runs.experiment import Experiment
 
 THOUSAND = 1000  # since the counts of a call are words of 32 bits
 INLINED = {

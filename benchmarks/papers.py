@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel import compilation
-from fedbilevel.configuration import Configuration
-from fedbilevel.data import idx
-from fedbilevel.experiment import Experiment
+from fedbilevel.command import compilation
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.tasks.data import idx
 
 compilation.compile_fast()
 TASK = "hyper-representation-mnist"  # an MLP 784-200-10, 100 clients, minibatches of 64

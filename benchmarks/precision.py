@@ -15,7 +15,7 @@ import jax
 from papers import experiment
 from timing import compiled, in_turns, ratio
 
-from fedbilevel.simulate import PRODUCTS
+from fedbilevel.engines.simulated import PRODUCTS
 
 ALGORITHMS, COUNT, REPEATS = ("simfbo", "fedbioacc", "mefbo"), 20, 5
 

@@ -20,7 +20,7 @@ from papers import experiment
 from timing import PRODUCT_OPERATIONS, SIDE, compiled, in_turns, product, ratio, seconds
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 
 REPEATS = 7
 WIDE = dict(filters=64, tasks=4)

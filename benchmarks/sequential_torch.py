@@ -29,7 +29,7 @@ from papers import experiment
 from timing import compiled, in_turns, ratio, seconds
 from torch import Tensor
 
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 
 Layer = tuple[Tensor, ...]  # weights and bias
 Rows = tuple[Tensor, Tensor]  # images and labels

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from timing import in_turns, ratio
 
-from fedbilevel.configuration import Configuration
-from fedbilevel.sweeps.together import run_together
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.sweeps.batched_runs import run_together
 
 SEEDS, ROUNDS, REPEATS = 5, 1000, 3
 CELLS: list[tuple[str, str, dict[str, Any], list[dict[str, float]]]] = [

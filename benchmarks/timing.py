@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedbilevel.experiment import Experiment
+from fedbilevel.runs.experiment import Experiment
 
 SIDE, TIMES = 2048, 4  # of the square matrices whose product is the machine's rate, and how often it is taken
 

@@ -86,12 +86,12 @@ def simulated(work: Path) -> Iterator[tuple[str, Any]]:
 
 
 def deployed(work: Path) -> Iterator[tuple[str, Any]]:
-    from fedbilevel.participation import Uniform
-    from fedbilevel.remote import RemoteFederation
-    from fedbilevel.runtime import ClientRuntime
-    from fedbilevel.signatures import signatures
+    from fedbilevel.core.participation import Uniform
+    from fedbilevel.engines.call_shapes import signatures
+    from fedbilevel.engines.client_runtime import ClientRuntime
+    from fedbilevel.engines.deployed import RemoteFederation
+    from fedbilevel.engines.loopback import Loopback
     from fedbilevel.tasks.quadratic import Quadratic
-    from fedbilevel.transports.loopback import Loopback
 
     for lower, names in by_lower_level().items():
         task = Quadratic(noise=0.3, clients=5, lower_level=lower).build()  # type: ignore[arg-type]

@@ -11,12 +11,12 @@ import numpy as np
 from jax import lax
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.experiment import Experiment
-from fedbilevel.population import Population
-from fedbilevel.problem import Problem
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Problem
+from fedbilevel.core.traffic import Totals
+from fedbilevel.runs.derivative_counts import Tally
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.base import Task
-from fedbilevel.traffic import Totals
-from fedbilevel.work import Tally
 
 CLIENTS, STEPS = 2, 200
 LENGTHS = ((100, 200), (300, 200), (100, 600))  # of x and y: three, since a message is a |x| + b |y| + c floats

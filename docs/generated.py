@@ -12,7 +12,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.explain import Explained, explained
+from fedbilevel.command.explain import Explained, explained
 from fedbilevel.registry import Entry
 from fedbilevel.tasks import TASKS
 

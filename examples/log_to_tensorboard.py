@@ -7,9 +7,9 @@ tensorboard --logdir logs          # of the package tensorboard
 
 import sys
 
-from fedbilevel.adapters.tensorboard import TensorBoard
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.experiment import Experiment
+from fedbilevel.report.tensorboard import TensorBoard
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.quadratic import Quadratic
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "logs"

@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
     from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
-    from fedbilevel.clients import Clients as Clients
-    from fedbilevel.clients import at_client as at_client
-    from fedbilevel.clients import iterate as iterate
+    from fedbilevel.core.clients import Clients as Clients
+    from fedbilevel.core.clients import at_client as at_client
+    from fedbilevel.core.clients import iterate as iterate
+    from fedbilevel.core.participation import Bernoulli as Bernoulli
+    from fedbilevel.core.participation import Dropouts as Dropouts
+    from fedbilevel.core.participation import Everyone as Everyone
+    from fedbilevel.core.participation import Uniform as Uniform
+    from fedbilevel.core.population import Client as Client
+    from fedbilevel.core.population import Population as Population
+    from fedbilevel.core.problem import Problem as Problem
+    from fedbilevel.core.sets import Ball as Ball
+    from fedbilevel.core.sets import Box as Box
+    from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
-    from fedbilevel.participation import Bernoulli as Bernoulli
-    from fedbilevel.participation import Dropouts as Dropouts
-    from fedbilevel.participation import Everyone as Everyone
-    from fedbilevel.participation import Uniform as Uniform
-    from fedbilevel.population import Client as Client
-    from fedbilevel.population import Population as Population
-    from fedbilevel.problem import Problem as Problem
-    from fedbilevel.sets import Ball as Ball
-    from fedbilevel.sets import Box as Box
-    from fedbilevel.sets import Simplex as Simplex
-    from fedbilevel.solver import Solution as Solution
-    from fedbilevel.solver import solve as solve
+    from fedbilevel.runs.solve import Solution as Solution
+    from fedbilevel.runs.solve import solve as solve
 
 _MODULES = {
     name: module
     for module, names in {
         "algorithms.base": ["Algorithm", "algorithm"],
-        "clients": ["Clients", "at_client", "iterate"],
+        "core.clients": ["Clients", "at_client", "iterate"],
         "errors": ["Diverged", "InputError"],
-        "participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
-        "population": ["Client", "Population"],
-        "problem": ["Problem"],
-        "sets": ["Ball", "Box", "Simplex"],
-        "solver": ["Solution", "solve"],
+        "core.participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
+        "core.population": ["Client", "Population"],
+        "core.problem": ["Problem"],
+        "core.sets": ["Ball", "Box", "Simplex"],
+        "runs.solve": ["Solution", "solve"],
     }.items()
     for name in names
 }

@@ -1,5 +1,5 @@
 """`python -m fedbilevel`"""
 
-from fedbilevel.cli import main
+from fedbilevel.command.main import main
 
 main()

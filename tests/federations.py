@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedbilevel.remote import RemoteFederation
-from fedbilevel.runtime import ClientRuntime
-from fedbilevel.signatures import signatures
-from fedbilevel.transports.loopback import Loopback
+from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.deployed import RemoteFederation
+from fedbilevel.engines.loopback import Loopback
 
 
 def deployed(algorithm, population, participation, start=None, vaults=None):

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from nvflare.collab.api.call_opt import CallOption
 
-from fedbilevel import wire
-from fedbilevel.expressions import Call, Request
+from fedbilevel.core.problem import Point
+from fedbilevel.engines import wire
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.messages import Call, Request
 from fedbilevel.federation.server import ExperimentServer
-from fedbilevel.problem import Point
-from fedbilevel.runtime import ClientRuntime
 from fedbilevel.tasks.quadratic import Quadratic
 
 

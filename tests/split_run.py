@@ -13,7 +13,7 @@ if len(sys.argv) > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, int(processes), int(number))
 
-from fedbilevel.configuration import Configuration
+from fedbilevel.runs.configuration import Configuration
 
 CASES = (  # cohorts of 3, 5 and 10 clients, whole and in chunks
     ("simfbo", {}, dict(clients_per_round=3)),

@@ -9,13 +9,13 @@ import pytest
 from federations import add, deployed
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.experiment import Experiment
-from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform
-from fedbilevel.population import Population
+from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
+from fedbilevel.core.population import Population
+from fedbilevel.core.traffic import Totals
+from fedbilevel.engines.simulated import Rows, Simulator
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.settings import settings
-from fedbilevel.simulate import Rows, Simulator
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
-from fedbilevel.traffic import Totals
 
 # For each algorithm: settings with which it converges on the quadratic, after how many steps, and how near it must
 # come, as a share of the first error, to the closed form of what it solves. Where that is random even on all data

@@ -13,10 +13,10 @@ import time
 import numpy as np
 import pytest
 
-from fedbilevel import cli
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.data.datasets import SETS
+from fedbilevel.command import main
 from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.data.datasets import SETS
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
@@ -33,7 +33,7 @@ def run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
         code = 0
         try:
-            cli.main()
+            main.main()
         except SystemExit as exit:
             code = exit.code
         out, err = capsys.readouterr()
@@ -192,7 +192,7 @@ def test_list_is_a_line_each_and_show_explains_every_setting(run):
 def test_list_and_help_do_not_wait_for_jax(asked):
     script = (
         "import atexit, os, sys; atexit.register(lambda: os._exit('jax' in sys.modules)); "
-        f"sys.argv = ['fedbilevel', *{asked}]; from fedbilevel import cli; cli.main()"
+        f"sys.argv = ['fedbilevel', *{asked}]; from fedbilevel.command import main; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr

@@ -23,13 +23,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedbilevel import cli
-from fedbilevel.configuration import Configuration
-from fedbilevel.data import cifar, datasets, glyphs, mini_imagenet, omniglot, pickles
-from fedbilevel.data import fetch as fetching
-from fedbilevel.data import idx as idx_format
-from fedbilevel.data.fetch import FetchError, File, fetch
+from fedbilevel.command import main
 from fedbilevel.errors import InputError
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.tasks.data import cifar, datasets, glyphs, mini_imagenet, omniglot, pickles
+from fedbilevel.tasks.data import fetch as fetching
+from fedbilevel.tasks.data import idx as idx_format
+from fedbilevel.tasks.data.fetch import FetchError, File, fetch
 
 
 @pytest.fixture(autouse=True)
@@ -777,7 +777,7 @@ def test_the_command_shows_progress_and_says_in_one_line_that_there_is_no_networ
         monkeypatch.setitem(fetching.FILES, "mnist", files)
         monkeypatch.setattr(sys, "argv", ["fedbilevel", "data", "fetch", "mnist", "--to", str(tmp_path)])
         try:
-            cli.main()
+            main.main()
             code = 0
         except SystemExit as exit:
             code = exit.code

@@ -14,13 +14,13 @@ import pytest
 from federations import deployed
 
 import fedbilevel
-from fedbilevel import cli
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.participation import Everyone
-from fedbilevel.simulate import Simulator
+from fedbilevel.command import main
+from fedbilevel.core.participation import Everyone
+from fedbilevel.core.traffic import Totals
+from fedbilevel.engines.simulated import Simulator
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
-from fedbilevel.traffic import Totals
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -101,7 +101,7 @@ def test_the_commands_of_every_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in "".join(blocks(ROOT / "docs" / page, "sh")).splitlines():
         monkeypatch.setattr(sys, "argv", line.split())
-        cli.main()
+        main.main()
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda p: p.name)

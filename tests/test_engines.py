@@ -10,15 +10,15 @@ from federations import deployed
 from jax import lax
 
 import fedbilevel as fb
-from fedbilevel import wire
+from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform, without_replacement
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Pair, Point
+from fedbilevel.core.traffic import Totals, Traffic, exact, product, total
+from fedbilevel.engines import wire
+from fedbilevel.engines.messages import Call, Request
+from fedbilevel.engines.simulated import Simulator
 from fedbilevel.errors import InputError
-from fedbilevel.expressions import Call, Request
-from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform, without_replacement
-from fedbilevel.population import Population
-from fedbilevel.problem import Pair, Point
-from fedbilevel.simulate import Simulator
 from fedbilevel.tasks.quadratic import PROBLEM, Quadratic
-from fedbilevel.traffic import Totals, Traffic, exact, product, total
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 0), (3, 5), (65_535, 65_537), (2**31 - 1, 2**32 - 1), (10**6, 157_000)])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.estimators import Sparse, compressed, corrected_descent, neumann, storm
-from fedbilevel.participation import Uniform
-from fedbilevel.problem import Pair
-from fedbilevel.simulate import SimulatedClients, Simulator
+from fedbilevel.algorithms.estimators import Sparse, compressed, corrected_descent, neumann, storm
+from fedbilevel.core.participation import Uniform
+from fedbilevel.core.problem import Pair
+from fedbilevel.engines.simulated import SimulatedClients, Simulator
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
 KEYS = 8_000

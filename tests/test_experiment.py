@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel import experiment as experiment_module
 from fedbilevel.algorithms.simfbo import SimFBO
-from fedbilevel.configuration import Configuration
+from fedbilevel.core.participation import Uniform
+from fedbilevel.engines.simulated import Simulator
 from fedbilevel.errors import Diverged, InputError
-from fedbilevel.experiment import Experiment
-from fedbilevel.participation import Uniform
-from fedbilevel.runs import Interrupted, RunFolder, StopRequest
-from fedbilevel.simulate import Simulator
+from fedbilevel.runs import experiment as experiment_module
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
 from fedbilevel.tasks.quadratic import Quadratic
 
 TASK = Quadratic(clients=5, noise=0.3).build()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from fedbilevel.federation.job import write_job
-from fedbilevel.runs import RunFolder
+from fedbilevel.runs.folder import RunFolder
 
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "fedbilevel"]
@@ -136,10 +136,10 @@ RUNS = {
 }
 SIMULATE = """
 import json, sys
-from fedbilevel import cli
+from fedbilevel.command import main
 for name, arguments in json.loads(sys.argv[1]).items():
     sys.argv = ["fedbilevel", "run", *arguments, "--knob", "clients=4", "--out", name]
-    cli.main()
+    main.main()
 """
 
 

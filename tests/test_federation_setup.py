@@ -14,15 +14,15 @@ import jax
 import numpy as np
 import pytest
 
-from fedbilevel import cli
-from fedbilevel.configuration import Configuration
+from fedbilevel.command import main
+from fedbilevel.engines.deployed import Unsent
 from fedbilevel.errors import InputError, in_one_line
-from fedbilevel.federation.data import SiteData
-from fedbilevel.federation.engine import require_flare
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
+from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
-from fedbilevel.remote import Unsent
-from fedbilevel.runs import RunFolder, StopRequest, locked
+from fedbilevel.federation.site_data import SiteData
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder, StopRequest, locked
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -65,7 +65,7 @@ def run(monkeypatch, capsys):
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
-            cli.main()
+            main.main()
         return exit.value.code, capsys.readouterr().err
 
     return run
@@ -132,8 +132,8 @@ def test_without_the_engine_the_remedy_is_named(monkeypatch):
 
 def test_help_waits_for_neither_jax_nor_the_engine():
     script = (
-        "import sys; sys.argv = ['fedbilevel', 'federation', 'start', '--help']\nfrom fedbilevel import cli\n"
-        "try: cli.main()\nexcept SystemExit: pass\nassert not {'jax', 'nvflare', 'psutil'} & set(sys.modules)"
+        "import sys; sys.argv = ['fedbilevel', 'federation', 'start', '--help']\nfrom fedbilevel.command import main\n"
+        "try: main.main()\nexcept SystemExit: pass\nassert not {'jax', 'nvflare', 'psutil'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
@@ -259,7 +259,7 @@ REFUSED = "{}: InputError: this site is set up for another task"
 
 
 def participants(sites):
-    from fedbilevel.federation.participants import Participants
+    from fedbilevel.federation.roster import Participants
 
     return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"}, 3.0)
 
@@ -318,7 +318,7 @@ def flare(monkeypatch, answers, aborted):
     """A transport to two sites, the second of which answers or raises what is given."""
     from nvflare.collab import CollabCallError
 
-    from fedbilevel.transports import flare
+    from fedbilevel.federation import flare
 
     def proxy(answers):
         def answer(request):
@@ -609,7 +609,7 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkey
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():
     script = (
-        "import os, signal, sys\nfrom fedbilevel.runs import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
+        "import os, signal, sys\nfrom fedbilevel.runs.folder import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
         "with stop_request() as stop: os.kill(os.getpid(), signal.SIGHUP); print(stop.signum)"
     )
     said = [

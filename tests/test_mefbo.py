@@ -9,16 +9,16 @@ import pytest
 from federations import deployed
 
 import fedbilevel as fb
-from fedbilevel import exact
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.mefbo import State, Triple
+from fedbilevel.core import ground_truth
+from fedbilevel.core.participation import Everyone, Uniform
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Problem
+from fedbilevel.core.sets import UNCONSTRAINED, Ball, Box, Everywhere, Sets, Simplex
+from fedbilevel.engines.simulated import Simulator
 from fedbilevel.errors import InputError
-from fedbilevel.experiment import Experiment
-from fedbilevel.participation import Everyone, Uniform
-from fedbilevel.population import Population
-from fedbilevel.problem import Problem
-from fedbilevel.sets import UNCONSTRAINED, Ball, Box, Everywhere, Sets, Simplex
-from fedbilevel.simulate import Simulator
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 from fedbilevel.tasks.valley import Valley
 
@@ -110,8 +110,8 @@ def test_it_finds_the_stationary_point_of_its_penalty_problem_whose_bias_falls_a
 def test_the_residual_is_zero_at_a_stationary_point_and_nowhere_near_it():
     population = QUADRATIC.build().population
     x, y, theta = map(jnp.asarray, stationary_point(50.0, 0.7))
-    residual = jax.jit(lambda x, y: exact.residual(population, x, y, 50.0, 0.7, tolerance=1e-12))
-    np.testing.assert_allclose(jax.jit(lambda: exact.proximal_point(population, x, y, 0.7, 1e-12))(), theta, atol=1e-11)
+    residual = jax.jit(lambda x, y: ground_truth.residual(population, x, y, 50.0, 0.7, tolerance=1e-12))
+    np.testing.assert_allclose(jax.jit(lambda: ground_truth.proximal_point(population, x, y, 0.7, 1e-12))(), theta, atol=1e-11)
     assert residual(x, y) < 1e-22
     assert residual(x + 0.01, y) > 1e-7 and residual(x, y + 0.01) > 1e-7
 
@@ -127,11 +127,11 @@ def test_the_residual_is_the_gradient_of_the_penalty_function(task, within):
     @jax.jit
     def upsilon(z):
         x, y = z[:p], z[p:]
-        theta = exact.proximal_point(population, x, y, gamma, 1e-11)
-        (f, g), (_, at_theta) = exact.losses(population, x, y), exact.losses(population, x, theta)
+        theta = ground_truth.proximal_point(population, x, y, gamma, 1e-11)
+        (f, g), (_, at_theta) = ground_truth.losses(population, x, y), ground_truth.losses(population, x, theta)
         return f / c + g - at_theta - jnp.sum((theta - y) ** 2) / (2 * gamma)
 
-    residual = jax.jit(lambda x, y: exact.residual(population, x, y, c, gamma, 1e-11))
+    residual = jax.jit(lambda x, y: ground_truth.residual(population, x, y, c, gamma, 1e-11))
     for seed in range(3):
         z = jax.random.normal(jax.random.key(seed), (p + len(built.y),))
         slopes = np.array([(upsilon(z + 1e-4 * e) - upsilon(z - 1e-4 * e)) / 2e-4 for e in np.eye(len(z))])
@@ -145,13 +145,13 @@ def test_at_a_boundary_only_what_points_inside_counts():
 
     def residual(x, x_set):
         population = with_sets(free, Sets(x_set)).population
-        return jax.jit(lambda x: exact.residual(population, x, y, c, gamma, 1e-12))(x)
+        return jax.jit(lambda x: ground_truth.residual(population, x, y, c, gamma, 1e-12))(x)
 
     @jax.jit
     def descent(x):
         """-∇_x Υ_c"""
-        theta = exact.proximal_point(free.population, x, y, gamma, 1e-12)
-        (fx, gx), (_, at_theta) = (jax.jacrev(lambda x, y=y: exact.losses(free.population, x, y))(x) for y in (y, theta))
+        theta = ground_truth.proximal_point(free.population, x, y, gamma, 1e-12)
+        (fx, gx), (_, at_theta) = (jax.jacrev(lambda x, y=y: ground_truth.losses(free.population, x, y))(x) for y in (y, theta))
         return at_theta - gx - fx / c
 
     def check(x, x_set, inside):
@@ -182,7 +182,9 @@ def test_the_residual_falls_along_a_run(task, algorithm, fall):
 
     @jax.jit
     def residual(state):
-        return exact.residual(built.population, state.x, state.y, algorithm.penalty_at(state.t), algorithm.proximal, 1e-9)
+        return ground_truth.residual(
+            built.population, state.x, state.y, algorithm.penalty_at(state.t), algorithm.proximal, 1e-9
+        )
 
     values = [float(residual(state)) for state in states(built, algorithm, 3000, 1000)]
     assert values[-1] < fall * values[0]
@@ -192,7 +194,7 @@ def test_the_residual_falls_along_a_run(task, algorithm, fall):
 
 def test_without_convexity_it_reaches_the_known_solution():
     task = Valley().build()
-    hessian = jax.hessian(lambda y: exact.losses(task.population, task.x, y)[1])(task.y)
+    hessian = jax.hessian(lambda y: ground_truth.losses(task.population, task.x, y)[1])(task.y)
     assert np.linalg.eigvalsh(hessian).max() < 0  # the start is where g is concave in y
     first, *_, last = Experiment(task, ON_VALLEY, rounds=3000, every=3000).run()
     assert last.metrics["x_error"] < 0.005 * first.metrics["x_error"]  # the bias of c_t = 22 and γ = 0.1
@@ -273,7 +275,7 @@ def test_a_constrained_solution_is_reached(sets, start):
     assert np.linalg.norm(wanted - FREE) > 0.3  # the constraint matters
     assert np.linalg.norm(x - wanted) < 0.0012 and np.linalg.norm(y - wanted) < 0.0012
     population = Population.build(Problem(upper, lower, sets), CENTERS, TILTS)
-    residual = jax.jit(lambda x, y: exact.residual(population, x, y, 200.0, 1.0, 1e-10))
+    residual = jax.jit(lambda x, y: ground_truth.residual(population, x, y, 200.0, 1.0, 1e-10))
     elsewhere = sets.y.project(jnp.zeros(3))
     assert residual(x, y) < 1e-10 < residual(elsewhere, elsewhere)
 
@@ -325,8 +327,8 @@ def test_an_algorithm_that_does_not_project_is_refused_constraints(sets):
         Experiment(task, fb.SimFBO(), steps=1)
     Experiment(task, fb.MeFBO(), steps=1)
     if sets.y != Everywhere():
-        with pytest.raises(InputError, match=r"unconstrained y: judge a constrained problem by exact\.residual"):
-            exact.solution(task.population, task.x, task.y)
+        with pytest.raises(InputError, match=r"unconstrained y: take ground_truth\.residual"):
+            ground_truth.solution(task.population, task.x, task.y)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from fedbilevel.models import conv4, convolution, lenet, mlp
+from fedbilevel.tasks.models import conv4, convolution, lenet, mlp
 
 
 def count(tree):

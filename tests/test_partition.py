@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedbilevel.data import partition
 from fedbilevel.errors import InputError
+from fedbilevel.tasks.data import partition
 from fedbilevel.tasks.hyper_representation import HyperRepresentation
 from fedbilevel.tasks.regularisation import Regularisation
 

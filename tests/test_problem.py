@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import exact
+from fedbilevel.core import ground_truth
+from fedbilevel.core.population import Population, Shards
+from fedbilevel.core.problem import Batch, Point, Problem, evaluate, from_trees
 from fedbilevel.errors import InputError
-from fedbilevel.population import Population, Shards
-from fedbilevel.problem import Batch, Point, Problem, evaluate, from_trees
 from fedbilevel.tasks.quadratic import Quadratic
 
 
@@ -99,7 +99,7 @@ def test_exact_solution_is_the_closed_form(lower):
     population, k = task.build().population, task.coefficients()
     target, x = (k.mean() if lower == "global" else k), np.linspace(-1, 1, 5)
     start = jnp.zeros(8) if lower == "global" else jnp.zeros((4, 8))
-    y, _, gradient = exact.solution(population, jnp.asarray(x), start, lower, 1e-12)
+    y, _, gradient = ground_truth.solution(population, jnp.asarray(x), start, lower, 1e-12)
     y_star = target.lower(x)
     np.testing.assert_allclose(y, y_star[0] if lower == "global" else y_star, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(gradient, target.hypergradient(x, y_star), rtol=1e-9)
@@ -111,18 +111,18 @@ def test_exact_hypergradient_against_finite_differences_of_a_nonlinear_problem()
 
     @jax.jit
     def h(x):
-        y = exact.solution(population, x, Y, tolerance=1e-13).y
-        return exact.losses(population, x, y)[0]
+        y = ground_truth.solution(population, x, Y, tolerance=1e-13).y
+        return ground_truth.losses(population, x, y)[0]
 
-    gradient = exact.solution(population, X, Y, tolerance=1e-13).hypergradient
+    gradient = ground_truth.solution(population, X, Y, tolerance=1e-13).hypergradient
     np.testing.assert_allclose(gradient, finite_differences(h, X, 1e-4), rtol=1e-6)
 
 
 def test_large_systems_are_solved_by_conjugate_gradients(monkeypatch):
     task = Quadratic(clients=3).build()
-    direct = jax.jit(lambda x: exact.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
-    monkeypatch.setattr(exact, "DIRECT", 1)
-    iterative = jax.jit(lambda x: exact.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
+    direct = jax.jit(lambda x: ground_truth.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
+    monkeypatch.setattr(ground_truth, "DIRECT", 1)
+    iterative = jax.jit(lambda x: ground_truth.solution(task.population, x, task.y, tolerance=1e-12))(task.x + 1)
     np.testing.assert_allclose(direct.hypergradient, iterative.hypergradient, rtol=1e-7)
 
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel import population as population_module
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.participation import Everyone
-from fedbilevel.problem import Problem
-from fedbilevel.sets import Box, Sets
-from fedbilevel.simulate import Simulator
+from fedbilevel.core import population as population_module
+from fedbilevel.core.participation import Everyone
+from fedbilevel.core.problem import Problem
+from fedbilevel.core.sets import Box, Sets
+from fedbilevel.engines.simulated import Simulator
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
 TASK = Quadratic(clients=4, hessian_heterogeneity=0.6, condition=4.0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from federations import deployed
 
-from fedbilevel import randomness
-from fedbilevel.configuration import Configuration
-from fedbilevel.participation import Everyone
+from fedbilevel.core import randomness
+from fedbilevel.core.participation import Everyone
+from fedbilevel.runs.configuration import Configuration
 
 
 def words(keys):

@@ -11,21 +11,21 @@ import pytest
 from federations import deployed
 
 import fedbilevel as fb
-from fedbilevel import wire
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.configuration import Configuration
+from fedbilevel.core.participation import Everyone, Uniform
+from fedbilevel.core.problem import Pair
+from fedbilevel.core.traffic import Totals, Traffic
+from fedbilevel.engines import wire
+from fedbilevel.engines.client_runtime import MOST_KEPT
+from fedbilevel.engines.deployed import RemoteClients, RemoteCohort, Unsent
+from fedbilevel.engines.messages import Call, Kept, Measures, Request, Save, Store
 from fedbilevel.errors import Diverged, InputError, NotFinite
-from fedbilevel.experiment import LOSSES, Experiment, known_at_server
-from fedbilevel.expressions import Call, Kept, Measures, Request, Save, Store
-from fedbilevel.federation.vault import RUNS, DiskVault
-from fedbilevel.participation import Everyone, Uniform
-from fedbilevel.problem import Pair
-from fedbilevel.remote import RemoteClients, RemoteCohort, Unsent
-from fedbilevel.runs import Interrupted, RunFolder, StopRequest
-from fedbilevel.runtime import MOST_KEPT
+from fedbilevel.federation.site_store import RUNS, DiskVault
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import LOSSES, Experiment, known_at_server
+from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
-from fedbilevel.traffic import Totals, Traffic
 
 
 def on(experiment, vaults=None, participation=None):

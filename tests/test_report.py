@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from fedbilevel.configuration import Configuration
-from fedbilevel.report.contents import contents
+from fedbilevel.report.confidence import band, series
+from fedbilevel.report.curve_picture import draw
 from fedbilevel.report.curves import curves, labels
 from fedbilevel.report.page import page
-from fedbilevel.report.pictures import draw
-from fedbilevel.report.seeds import band, series
+from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
 from fedbilevel.report.watch import PageServer
-from fedbilevel.runs import RunFolder, stop_request
-from fedbilevel.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder, stop_request
+from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)

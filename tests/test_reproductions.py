@@ -8,14 +8,16 @@ import shutil
 
 import pytest
 
-from fedbilevel import cli, configuration
+from fedbilevel.command import main
 from fedbilevel.errors import InputError
-from fedbilevel.reproductions import plan, results, summary
-from fedbilevel.reproductions.plan import Column, read
-from fedbilevel.reproductions.results import Number, Row, Run
-from fedbilevel.reproductions.study import Study
-from fedbilevel.sweeps import sweep as sweep_module
-from fedbilevel.sweeps.together import DIVERGED, FINISHED
+from fedbilevel.report import reproduction_page
+from fedbilevel.runs import configuration
+from fedbilevel.runs.reproductions import plan, results
+from fedbilevel.runs.reproductions.plan import Column, read
+from fedbilevel.runs.reproductions.results import Number, Row, Run
+from fedbilevel.runs.reproductions.study import Study
+from fedbilevel.runs.sweeps import sweep as sweep_module
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
 
 SMALL = """
 title = "Two methods on quadratics"
@@ -67,7 +69,7 @@ def finished(plans, tmp_path_factory):
 
 
 def command(*arguments):
-    cli.app(["reproduce", *map(str, arguments)], standalone_mode=False)
+    main.app(["reproduce", *map(str, arguments)], standalone_mode=False)
 
 
 @pytest.mark.parametrize("name", plan.names())
@@ -109,14 +111,14 @@ def test_chosen_values_are_cells_of_the_grid(name):
 
 @pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
 def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
-    described = summary.description(Study(read(name), plan.FOLDER))
+    described = reproduction_page.description(Study(read(name), plan.FOLDER))
     assert described == json.loads((plan.FOLDER / f"results/{name}.json").read_bytes())
     stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
     assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
 
 
 def test_the_page_of_results_is_what_the_stored_numbers_say():
-    assert (plan.FOLDER / "RESULTS.md").read_text() == summary.results_page(plan.FOLDER)
+    assert (plan.FOLDER / "RESULTS.md").read_text() == reproduction_page.results_page(plan.FOLDER)
 
 
 def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
@@ -207,15 +209,15 @@ def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, pl
 def test_numbers_of_a_plan_that_has_changed_are_not_shown_with_it(finished, plans, tmp_path):
     shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
     (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 40", "rounds = 50"))
-    assert "Its plan has changed since it was run: publish it anew." in summary.results_page(tmp_path)
+    assert "Its plan has changed since it was run: publish it anew." in reproduction_page.results_page(tmp_path)
     (tmp_path / "results/small.csv").unlink()
-    assert "Not run at full size yet." in summary.results_page(tmp_path)
+    assert "Not run at full size yet." in reproduction_page.results_page(tmp_path)
 
 
 def test_the_command_leaves_a_table_a_picture_and_the_page(finished, plans):
     assert {"results.csv", "results.md", "results.png", "results.svg"} <= {p.name for p in finished.path.iterdir()}
     page = (plans / "RESULTS.md").read_text()
-    assert page == summary.results_page(plans)
+    assert page == reproduction_page.results_page(plans)
     last = results.number(results.collect(finished)["few clients", "SimFBO"], Column(at=40))
     assert f"{last.mean:.4g} ± {last.deviation:.2g}" in page
     assert "eta_x = gamma_x 0.01, 0.03; gamma_y 0.3, 100" in page
@@ -277,7 +279,7 @@ def test_claims_without_numbers_are_compared_at_the_end():
     made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
     assert results.doubts(made, made.panels[0], found) == (["SimFBO is not behind MeFBO"], [])
-    assert "not the paper's order: SimFBO is not behind MeFBO." in summary.comparison(made, found)
+    assert "not the paper's order: SimFBO is not behind MeFBO." in reproduction_page.comparison(made, found)
 
 
 def test_equal_budgets_are_what_the_thriftiest_method_spent():
@@ -289,7 +291,7 @@ def test_equal_budgets_are_what_the_thriftiest_method_spent():
     assert budget.reached(run_of(0.2, 0.7, 0.8, status=DIVERGED)) == (0.7, 0.7)  # it diverged later
     assert results.Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
     assert results.Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
-    assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in summary.table(made, found)
+    assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in reproduction_page.table(made, found)
 
 
 def test_entries_of_a_table_say_how_many_runs_they_are_of():

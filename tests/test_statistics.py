@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
-from fedbilevel.experiment import Experiment
-from fedbilevel.participation import Everyone
-from fedbilevel.population import Population
-from fedbilevel.simulate import Simulator
+from fedbilevel.core.participation import Everyone
+from fedbilevel.core.population import Population
+from fedbilevel.engines.simulated import Simulator
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.quadratic import Quadratic
 
 pytestmark = pytest.mark.slow

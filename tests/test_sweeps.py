@@ -6,14 +6,14 @@ import re
 import numpy as np
 import pytest
 
-from fedbilevel import cli
-from fedbilevel.arguments import Settings
-from fedbilevel.configuration import Configuration
+from fedbilevel.command import main
+from fedbilevel.command.options import Settings
 from fedbilevel.errors import Diverged, InputError
-from fedbilevel.runs import RunFolder
-from fedbilevel.sweeps import sweep as sweep_module
-from fedbilevel.sweeps.sweep import Sweep, SweepFolder
-from fedbilevel.sweeps.together import run_together
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.sweeps import sweep as sweep_module
+from fedbilevel.runs.sweeps.batched_runs import run_together
+from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 
 
 def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
@@ -128,7 +128,7 @@ def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     arguments = ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,90,0.0001", "--seeds", "2", "--rounds", "100"]
     monkeypatch.setattr("sys.argv", ["fedbilevel", *arguments, "--knob", "clients=4", "--out", "s"])
-    cli.main()
+    main.main()
     out = capsys.readouterr().out
     assert "0 of 6 runs" in out and "6 of 6 runs" in out and re.search(r"90.0 +2 of 2", out)
     (line,) = [line for line in out.splitlines() if line.startswith("best: ")]
@@ -137,7 +137,7 @@ def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, c
         cells = list(csv.DictReader(file))
     assert [float(cell["gamma_x"]) for cell in cells] == [0.02, 0.0001, 90] and cells[2]["diverged"] == "2"
     monkeypatch.setattr("sys.argv", [*line.removeprefix("best: ").split(), "--rounds", "100", "--out", "r"])
-    cli.main()
+    main.main()
     (run,) = RunFolder.find(tmp_path / "r")
     assert run.configuration.hyperparameters["gamma_x"] == 0.02 and run.configuration.knobs["clients"] == 4
     np.testing.assert_allclose(
@@ -150,13 +150,13 @@ def test_what_cells_are_ranked_by_is_checked_before_they_run_and_kept_for_resume
     arguments = ["fedbilevel", "sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,0.0001", "--rounds", "20", "--out", "s"]
     monkeypatch.setattr("sys.argv", [*arguments, "--by", "uper_loss"])
     with pytest.raises(SystemExit):
-        cli.main()
+        main.main()
     assert "no metric 'uper_loss' to rank by; did you mean upper_loss" in capsys.readouterr().err
     assert SweepFolder(tmp_path / "s").results() == {}
     monkeypatch.setattr("sys.argv", [*arguments, "--by", "upper_loss"])
-    cli.main()
+    main.main()
     monkeypatch.setattr("sys.argv", ["fedbilevel", "resume", "s"])
-    cli.main()
+    main.main()
     shown = capsys.readouterr().out
     assert shown.count("gamma_x  upper loss") == 2 and "x error" not in shown
 

@@ -10,13 +10,13 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from fedbilevel import exact
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.configuration import Configuration
-from fedbilevel.data import datasets
+from fedbilevel.core import ground_truth
+from fedbilevel.core.problem import Ragged
 from fedbilevel.errors import InputError
-from fedbilevel.problem import Ragged
+from fedbilevel.runs.configuration import Configuration
 from fedbilevel.tasks import TASKS, few_shot
+from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
 from fedbilevel.tasks.few_shot import FewShot, _trained
 from fedbilevel.tasks.hyper_representation import HyperRepresentation
@@ -241,7 +241,7 @@ def test_balanced_accuracy_is_scikit_learns():
 def test_the_exact_lower_solution_is_scikit_learns_logistic_regression():
     task = Regularisation(clients=4, partition="iid").build()
     decay = 0.3
-    y = exact.solution(task.population, jnp.full(31, np.log(decay)), task.y, tolerance=1e-9).y
+    y = ground_truth.solution(task.population, jnp.full(31, np.log(decay)), task.y, tolerance=1e-9).y
     rows = jax.tree.map(np.asarray, task.population.lower.rows)
     each = np.repeat(1 / (4 * np.asarray(task.population.lower.size)), np.asarray(task.population.lower.size))
     theirs = LogisticRegression(C=1 / decay, fit_intercept=False, tol=1e-10, max_iter=10_000)

@@ -8,11 +8,11 @@ import pytest
 from federations import deployed
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.experiment import Experiment
-from fedbilevel.participation import Bernoulli, Dropouts, Everyone, Uniform
-from fedbilevel.problem import Problem
+from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
+from fedbilevel.core.problem import Problem
+from fedbilevel.runs.derivative_counts import Tally, Work
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.quadratic import Quadratic
-from fedbilevel.work import Tally, Work
 
 COUNTED = collections.Counter()
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 from jax import Array
 
-from fedbilevel.clients import Clients
+from fedbilevel.core.clients import Clients
+from fedbilevel.core.problem import LowerLevel
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, settings
-
-LowerLevel = Literal["global", "local"]
 
 
 class Algorithm(abc.ABC):

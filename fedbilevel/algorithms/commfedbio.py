@@ -18,8 +18,8 @@ from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
-from fedbilevel.clients import Client, Clients, PerClient, at_client
-from fedbilevel.estimators import Sparse, compressed
+from fedbilevel.algorithms.estimators import Sparse, compressed
+from fedbilevel.core.clients import Client, Clients, PerClient, at_client
 from fedbilevel.settings import choice, count, step_size
 
 

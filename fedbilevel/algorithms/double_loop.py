@@ -20,8 +20,8 @@ from typing import Any
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.clients import Client, Clients, Cohort, at_client, iterate
-from fedbilevel.estimators import corrected_descent
+from fedbilevel.algorithms.estimators import corrected_descent
+from fedbilevel.core.clients import Client, Clients, Cohort, at_client, iterate
 from fedbilevel.settings import choice, count, step_size
 
 LOWER_ROUNDS = {"sgd": 1, "fedavg": 1, "fedsvrg": 2}

@@ -23,8 +23,8 @@ from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
-from fedbilevel.clients import Client, Clients, Cohort, at_client
-from fedbilevel.problem import Pair
+from fedbilevel.core.clients import Client, Clients, Cohort, at_client
+from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, count, step_size
 
 SOURCE = "the paper's experiments"

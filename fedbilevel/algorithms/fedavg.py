@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, algorithm
-from fedbilevel.clients import Client, Clients, at_client, iterate
-from fedbilevel.problem import Pair
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Pair
 from fedbilevel.settings import count, step_size
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, algorithm
-from fedbilevel.clients import Client, Clients, at_client, iterate
-from fedbilevel.problem import Point
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Point
 from fedbilevel.settings import count, flag, step_size
 
 

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from jax import Array
 
-from fedbilevel.algorithms.base import LowerLevel, algorithm
+from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.local_direction import LocalDirection
-from fedbilevel.clients import Client, Clients, PerClient, at_client, iterate
-from fedbilevel.problem import Pair
+from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
+from fedbilevel.core.problem import LowerLevel, Pair
 from fedbilevel.settings import count, step_size
 
 

@@ -22,8 +22,8 @@ from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.storm import AveragedStorm
-from fedbilevel.clients import Client
-from fedbilevel.problem import Point, Tree
+from fedbilevel.core.clients import Client
+from fedbilevel.core.problem import Point, Tree
 from fedbilevel.settings import flag, step_size
 
 

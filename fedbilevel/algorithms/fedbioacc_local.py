@@ -19,11 +19,11 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import LowerLevel, algorithm
+from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.local_direction import LocalDirection
 from fedbilevel.algorithms.storm import Storm
-from fedbilevel.clients import Client, Clients, PerClient, at_client, iterate
-from fedbilevel.problem import Pair
+from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
+from fedbilevel.core.problem import LowerLevel, Pair
 from fedbilevel.settings import step_size
 
 

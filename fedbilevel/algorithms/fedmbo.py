@@ -30,8 +30,8 @@ from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import DoubleLoop
-from fedbilevel.clients import Client, Clients, at_client
-from fedbilevel.problem import Pair
+from fedbilevel.core.clients import Client, Clients, at_client
+from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, count, flag, step_size
 
 

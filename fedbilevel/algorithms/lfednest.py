@@ -20,9 +20,9 @@ from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
-from fedbilevel.clients import Client, Clients, at_client, iterate
-from fedbilevel.estimators import neumann_hypergradient
-from fedbilevel.problem import Pair
+from fedbilevel.algorithms.estimators import neumann_hypergradient
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, count, flag, step_size
 
 

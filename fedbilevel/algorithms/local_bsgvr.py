@@ -23,7 +23,7 @@ from jax import Array
 from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.local_direction import LocalDirection
 from fedbilevel.algorithms.storm import AveragedStorm
-from fedbilevel.problem import Pair, Tree
+from fedbilevel.core.problem import Pair, Tree
 from fedbilevel.settings import flag, real, step_size
 
 

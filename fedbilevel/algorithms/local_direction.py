@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.clients import Client
-from fedbilevel.estimators import neumann_hypergradient
-from fedbilevel.problem import Pair
+from fedbilevel.algorithms.estimators import neumann_hypergradient
+from fedbilevel.core.clients import Client
+from fedbilevel.core.problem import Pair
 from fedbilevel.settings import count, step_size
 
 

@@ -35,8 +35,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, algorithm
-from fedbilevel.clients import Client, Clients, at_client, iterate
-from fedbilevel.problem import Batch, Problem
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Batch, Problem
 from fedbilevel.settings import choice, count, real, step_size
 
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.clients import Client, Clients, at_client, iterate
-from fedbilevel.estimators import storm
-from fedbilevel.problem import Tree
+from fedbilevel.algorithms.estimators import storm
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Tree
 from fedbilevel.settings import count, step_size
 
 

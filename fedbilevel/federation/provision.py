@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import InputError
-from fedbilevel.federation.engine import require_flare
+from fedbilevel.federation.nvflare_support import require_flare
 
 ADMIN = "admin@fedbilevel.org"  # the engine wants an address; no mail is ever sent
 ORGANISATION = "fedbilevel"

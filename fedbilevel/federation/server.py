@@ -14,18 +14,18 @@ from typing import Any
 import jax
 from nvflare.collab import collab
 
-from fedbilevel.configuration import Configuration
+from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.deployed import RemoteFederation
 from fedbilevel.errors import Diverged, InputError, in_one_line
-from fedbilevel.experiment import Experiment, Snapshot
-from fedbilevel.federation.compiled import keep_compiled
-from fedbilevel.federation.engine import documented
+from fedbilevel.federation.compile_cache import keep_compiled
+from fedbilevel.federation.flare import Flare
 from fedbilevel.federation.job import SIMULATED, SITES, STOP, write_status
-from fedbilevel.federation.participants import Participants
-from fedbilevel.remote import RemoteFederation
-from fedbilevel.runs import Interrupted, RunFolder, StopRequest, write_atomically
-from fedbilevel.signatures import signatures
+from fedbilevel.federation.nvflare_support import documented
+from fedbilevel.federation.roster import Participants
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import Experiment, Snapshot
+from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest, write_atomically
 from fedbilevel.tasks.base import Task
-from fedbilevel.transports.flare import Flare
 
 CHECKPOINT_SECONDS = 3.0  # a job that died costs more than a process: its sites must start again
 logger = logging.getLogger(__name__)

@@ -14,15 +14,15 @@ import jax
 from nvflare.collab import collab
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.errors import InputError, NotFinite, in_one_line
-from fedbilevel.federation.compiled import keep_compiled
-from fedbilevel.federation.data import SiteData
-from fedbilevel.federation.engine import documented
+from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.job import OWN_DATA, SIMULATED
-from fedbilevel.federation.vault import DiskVault
+from fedbilevel.federation.nvflare_support import documented
+from fedbilevel.federation.site_data import SiteData
+from fedbilevel.federation.site_store import DiskVault
 from fedbilevel.registry import find
-from fedbilevel.runtime import ClientRuntime
-from fedbilevel.signatures import signatures
 
 logger = logging.getLogger(__name__)
 

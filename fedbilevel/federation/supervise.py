@@ -14,14 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedbilevel.core.traffic import Totals
 from fedbilevel.errors import Diverged, InputError, in_one_line
-from fedbilevel.experiment import COUNTERS, Snapshot
 from fedbilevel.federation.connection import PATIENCE, Connection, is_lost
-from fedbilevel.federation.engine import require_flare
 from fedbilevel.federation.job import JOB, STATUS, STOP, job_name, read_status, write_job
+from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import ADMIN, Federation
-from fedbilevel.runs import RunFolder, StopRequest, is_locked, locked
-from fedbilevel.traffic import Totals
+from fedbilevel.runs.experiment import COUNTERS, Snapshot
+from fedbilevel.runs.folder import RunFolder, StopRequest, is_locked, locked
 
 POLL = 0.5  # seconds between two looks at a job
 RETURN = 5.0  # seconds between two looks for sites that came back

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedbilevel.errors import InputError
-from fedbilevel.experiment import COUNTERS, LOSSES
 from fedbilevel.registry import find
-from fedbilevel.runs import RunFolder
+from fedbilevel.runs.experiment import COUNTERS, LOSSES
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks import TASKS
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbilevel.data import datasets
 from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.loss_tuning import LossTuning, VectorScaling
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from fedbilevel import exact
-from fedbilevel.algorithms.base import LowerLevel
-from fedbilevel.population import Population
+from fedbilevel.core import ground_truth
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import LowerLevel
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
 
@@ -112,7 +112,7 @@ class Task:
         """All metrics at (x, y), compiled once for all runs on the task."""
 
         def judge(x: Array, y: Any) -> dict[str, Array]:
-            measures = exact.measures(self.population, x, y, self.lower_level)
+            measures = ground_truth.measures(self.population, x, y, self.lower_level)
             return {**dict(zip(self.population.problem.measures, measures, strict=True)), **self.metrics(x, y)}
 
         return jax.jit(judge)

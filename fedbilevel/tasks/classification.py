@@ -11,14 +11,14 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from fedbilevel import randomness
-from fedbilevel.data.datasets import Images
-from fedbilevel.data.partition import Parts
+from fedbilevel.core import randomness
 from fedbilevel.errors import InputError
-from fedbilevel.models import lenet, mlp
-from fedbilevel.models.mlp import Layer
 from fedbilevel.settings import choice
 from fedbilevel.tasks.base import Holdings
+from fedbilevel.tasks.data.datasets import Images
+from fedbilevel.tasks.data.partition import Parts
+from fedbilevel.tasks.models import lenet, mlp
+from fedbilevel.tasks.models.mlp import Layer
 
 CLASSES = 10
 JUDGED_AT_ONCE = 500  # test images

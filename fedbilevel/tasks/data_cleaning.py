@@ -23,16 +23,16 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedbilevel.data import datasets, partition
-from fedbilevel.data.partition import Parts
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import from_trees
+from fedbilevel.core.sets import EVERYWHERE, Box, Sets
 from fedbilevel.errors import InputError
-from fedbilevel.population import Population
-from fedbilevel.problem import from_trees
-from fedbilevel.sets import EVERYWHERE, Box, Sets
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.data.partition import Parts
 
 
 class NoisyRows(NamedTuple):

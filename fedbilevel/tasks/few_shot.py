@@ -26,15 +26,15 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from fedbilevel import randomness
-from fedbilevel.data import datasets, partition
+from fedbilevel.core import randomness
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
-from fedbilevel.models import conv4
-from fedbilevel.population import Population
-from fedbilevel.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, flag, real
 from fedbilevel.tasks.base import STORM, Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
+from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.models import conv4
 
 NEUMANN = dict(tau=0.4, neumann_order=5)
 AT_ONCE = 2**28  # bytes of maps of one client's tasks

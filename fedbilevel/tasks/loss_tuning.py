@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel.data import datasets, partition
-from fedbilevel.population import Population
-from fedbilevel.problem import from_trees
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.data import datasets, partition
 
 
 class VectorScaling(NamedTuple):

@@ -18,9 +18,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedbilevel.algorithms.base import LowerLevel
-from fedbilevel.population import Population
-from fedbilevel.problem import Problem
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import LowerLevel, Problem
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks.base import SuitedTable, Task
 

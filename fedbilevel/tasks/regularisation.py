@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel.data import partition
-from fedbilevel.population import Population
-from fedbilevel.problem import Problem
-from fedbilevel.sets import Box, Sets
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Problem
+from fedbilevel.core.sets import Box, Sets
 from fedbilevel.settings import check_all, choice, count
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import holdings, split
+from fedbilevel.tasks.data import partition
 
 WEAKEST, STRONGEST = 1e-3, 10.0  # decay, where it is confined to a box
 

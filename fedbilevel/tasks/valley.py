@@ -18,8 +18,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from fedbilevel.population import Population
-from fedbilevel.problem import Problem
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Problem
 from fedbilevel.settings import check_all, count, real
 from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.quadratic import RIDGE, UpperRows, f, noisy_rows

@@ -1,0 +1,85 @@
+"""What two or more algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedbilevel.core.clients import Client, iterate
+from fedbilevel.core.problem import Tree
+
+
+def storm(at_new: Tree, momentum: Tree, at_old: Tree, keep: Array) -> Tree:
+    """D(new; B) + keep · (momentum - D(old; B)), both D on the same minibatch B.
+
+    Cutkosky and Orabona, Momentum-based variance reduction in non-convex SGD, 2019.
+    """
+    return jax.tree.map(lambda new, m, old: new + keep * (m - old), at_new, momentum, at_old)
+
+
+def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | float, terms: int) -> Array:
+    """step · Σ_{k<terms} Π_{j<k} (I - step H_j) v, which tends to H⁻¹ v.
+
+    `hessian(j, r)` is H_j r; with independent minibatches for every j the expectation is the same series in E[H].
+    """
+
+    def term(k: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        power, total = carry
+        power = power - step * hessian(k, power)
+        return power, total + power
+
+    return step * iterate(terms - 1, term, (v, v))[1]
+
+
+def neumann_hypergradient(
+    client: Client, x: Array, y: Array, step: Array | float, terms: int, first: Any = 0, times: int = 1
+) -> Array:
+    """∇_x f - ∇²_xy g · neumann(∇²_yy g, ∇_y f): a client's own hypergradient, from its own data alone.
+
+    Every derivative has a minibatch of its own, of this call's `first` to `first + terms`, `times` as large as usual.
+    """
+    problem, direct = client.problem, client.batch(first + 1, times)
+
+    def hessian(j: Any, v: Array) -> Array:
+        return problem.gyy(x, y, client.batch(first + 2 + j, times), v)
+
+    u = neumann(hessian, problem.fy(x, y, client.batch(first, times)), step, terms)
+    return problem.fx(x, y, direct) - problem.gxy(x, y, direct, u)
+
+
+def corrected_descent(gradient: Callable[[Array, Any], Array], start: Array, direction: Array, step: Any, steps: int) -> Array:
+    """`steps` of v ← v - step (∇(v; B_k) - ∇(start; B_k) + direction): local steps, their drift corrected as in SVRG.
+
+    `gradient(v, k)` is the gradient on the k-th minibatch B_k; `direction` the averaged gradient at the start.
+    """
+
+    def local_step(k: Any, v: Array) -> Array:
+        return v - step * (gradient(v, k) - gradient(start, k) + direction)
+
+    return iterate(steps, local_step, start)
+
+
+class Sparse(NamedTuple):
+    """The entries of a vector that are sent; all others count as 0."""
+
+    values: Array
+    places: Array
+
+    def dense(self, size: int) -> Array:
+        """The vector; rows of entries are added up."""
+        return jnp.zeros(size, self.values.dtype).at[self.places.ravel()].add(self.values.ravel())
+
+
+def compressed(v: Array, residual: Array, one_in: int) -> tuple[Sparse, Array]:
+    """The largest of the entries of v + residual, one in so many, and the residual that is left for the next time.
+
+    Top-k with error feedback: Stich, Cordonnier and Jaggi, Sparsified SGD with memory, 2018.
+    """
+    wanted = v + residual
+    _, places = lax.top_k(jnp.abs(wanted), max(1, v.size // one_in))
+    sparse = Sparse(wanted[places], places)
+    return sparse, wanted - sparse.dense(v.size)

@@ -1,0 +1,1 @@
+"""The command `fedbilevel`: a file for each group of verbs."""

@@ -1,0 +1,91 @@
+"""`fedbilevel federation`: found one, start its processes, see who is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation.nvflare_support import require_flare
+from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
+from fedbilevel.settings import nearest
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Real federations: found one, start its processes, see it.")
+console = Console(highlight=False, markup=False, soft_wrap=True)
+
+Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    sites: Annotated[str, typer.Option(help="The sites' names, separated by commas.", metavar="NAME,NAME,...")],
+    host: Annotated[str, typer.Option(help="Name or address by which the sites reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The one port of the server that sites and researchers dial.")] = DEFAULT_PORT,
+) -> None:
+    """Make certificates and start-up kits for a server, its sites and a researcher."""
+    federation = found(folder, [site.strip() for site in sites.split(",") if site.strip()], host, port)
+    console.print(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
+    for site in federation.sites:
+        console.print(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
+    console.print("Give each kit to its owner and to nobody else; docs/federation.md says how to go on.")
+
+
+@app.command()
+def start(
+    folder: Folder,
+    site: Annotated[
+        list[str] | None, typer.Option("--site", help="A site's name, or 'server'; may be repeated. All kits unless given.")
+    ] = None,
+) -> None:
+    """Start the processes of kits that lie in a folder, and keep them running until Ctrl-C."""
+    require_flare()
+    from fedbilevel.federation.processes import KitProcess, run
+
+    names = site or [SERVER, *Federation.read(folder).sites]
+    kits = [KitProcess(folder / name) for name in names]
+    console.print(f"starting {', '.join(names)}; Ctrl-C stops them")
+    run(kits, console.print)
+
+
+@app.command()
+def revoke(
+    folder: Folder,
+    site: Annotated[str, typer.Argument(help="The site's name.")],
+    readmit: Annotated[bool, typer.Option("--readmit", help="Let a revoked site in again.")] = False,
+) -> None:
+    """Shut a site out: it is disconnected, and its certificate opens the door no longer."""
+    from fedbilevel.federation.supervise import Supervisor
+
+    federation = Federation.read(folder)
+    if site not in federation.sites:
+        raise InputError(f"the federation has no site {site!r}{nearest(site, federation.sites)}")
+    with Supervisor(federation, console.print).session() as session:
+        session.enable_client(site) if readmit else session.disable_client(site)
+    console.print(f"{site}: {'may connect again' if readmit else 'shut out'}")
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/federation-demo")) -> None:
+    """Run a server and four sites on this machine, and show that their numbers are the simulated ones."""
+    require_flare()
+    from fedbilevel.federation.demo import demonstrate
+
+    demonstrate(out, console.print)
+
+
+@app.command()
+def status(folder: Folder) -> None:
+    """Say which sites are connected, and which jobs run."""
+    from fedbilevel.federation.supervise import Supervisor
+
+    federation = Federation.read(folder)
+    supervisor = Supervisor(federation, console.print)
+    with supervisor.session() as session:
+        connected, jobs = supervisor.connected(session), supervisor.running(session)
+    console.print(f"server {federation.host}:{federation.port}: up, {len(jobs)} running job{'s' * (len(jobs) != 1)}")
+    for name in federation.sites:
+        console.print(f"  {name}: {'connected' if name in connected else 'not connected'}")

@@ -1,0 +1,140 @@
+"""What several commands take from their command line."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError
+from fedbilevel.settings import nearest, settings
+from fedbilevel.tasks.data.datasets import existing_folder
+from fedbilevel.toml_file import read_toml
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+def option(parser: Callable[[str], Any], help: str) -> Any:
+    """An option whose value is parsed."""
+    return typer.Option(parser=parser, metavar="N" if parser is whole else "P", help=help)
+
+
+TaskName = Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")]
+Rounds = Annotated[int | None, option(whole, "Budget of communication rounds, the same for every algorithm. [1000]")]
+Steps = Annotated[int | None, option(whole, "Number of outer steps instead of rounds.")]
+ClientsPerRound = Annotated[int | None, option(whole, "How many clients take part in a round; all unless given.")]
+ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number.")]
+Dropout = Annotated[float | None, option(number, "Probability that a drawn client drops out.")]
+Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
+Every = Annotated[int, option(whole, "Rounds between two metrics.")]
+ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]
+Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
+LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
+Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
+Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what the folder already holds of this kind.")]
+
+
+def budget(rounds: int | None, steps: int | None) -> dict[str, int | None]:
+    """Rounds or steps; 1,000 rounds if neither is given."""
+    if rounds is not None and steps is not None:
+        raise InputError("give either --rounds or --steps, not both")
+    return {"rounds": 1000 if rounds is None and steps is None else rounds, "steps": steps}
+
+
+def data_folder(given: str) -> str:
+    """The folder in full, if one is given."""
+    return str(existing_folder(given).resolve()) if given else ""
+
+
+def assignments(texts: list[str] | None) -> dict[str, str]:
+    """NAME=VALUE pairs as a dictionary."""
+    pairs = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{text!r} is not of the form NAME=VALUE")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Each algorithm's own values: those set for it by name, and those set for all that have such a field."""
+    fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
+    values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
+    for name, value in assignments(texts).items():
+        owner, dot, field = name.rpartition(".")
+        if dot and owner not in values:
+            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")
+        takers = [owner] if dot else [a for a in algorithms if field in fields[a]]
+        known = list(dict.fromkeys(f for a in ([owner] if dot else algorithms) for f in fields[a]))
+        if field not in known:
+            raise InputError(f"{owner or ' and '.join(algorithms)} has no hyperparameter {field!r}{nearest(field, known)}")
+        for taker in takers:
+            values[taker][field] = value
+    return values
+
+
+class Settings:
+    """A file of settings: a task, `[knobs]`, and `[hyperparameters.ALGORITHM]`."""
+
+    def __init__(self, path: Path | None):
+        content = read_toml(path) if path else {}
+        unknown = content.keys() - {"task", "knobs", "hyperparameters"}
+        if unknown:
+            raise InputError(f"{path} has {', '.join(sorted(unknown))}: it may have task, [knobs] and [hyperparameters.NAME]")
+        self._path, self._content = path, content
+
+    def knobs(self, task: str) -> dict[str, Any]:
+        """The knobs in the file; `InputError` if it is for another task."""
+        if self._content.get("task", task) != task:
+            raise InputError(f"{self._path} is for {self._content['task']}, not for {task}")
+        return dict(self._content.get("knobs", {}))
+
+    def hyperparameters(self, algorithm: str) -> dict[str, Any]:
+        """Those of an algorithm in the file."""
+        return dict(self._content.get("hyperparameters", {}).get(algorithm, {}))
+
+
+SettingsFile = Annotated[
+    Path | None, typer.Option("--settings", help="TOML file with [knobs] and [hyperparameters.ALGORITHM], as sweeps write.")
+]
+
+
+def new_folder(name: str) -> Path:
+    """A folder under runs/ that is not there yet."""
+    stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the program with a line on stderr."""
+    print(f"fedbilevel: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def picture_path(path: Path) -> Path:
+    """The path, if a picture can be written under such a name."""
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"the picture's name must end in .png, .svg or .pdf; given: {path}")
+    return path

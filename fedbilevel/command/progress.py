@@ -1,0 +1,109 @@
+"""How a run is going: a bar with the time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import Snapshot
+
+LINES = 10  # plain lines in a run
+
+
+@contextlib.contextmanager
+def shown(console: Console, configuration: Configuration, headline: str) -> Iterator[Callable[[Snapshot], None]]:
+    """Within it, the function that it gives shows each moment of the run."""
+    total = configuration.rounds or configuration.steps or 0
+    unit = "round" if configuration.rounds else "step"
+
+    def done(moment: Snapshot) -> int:
+        return moment.totals.rounds if configuration.rounds else moment.step
+
+    if console.is_terminal:
+        with _bar(console, unit) as bar:
+            task = bar.add_task(configuration.algorithm, total=total, headline="")
+
+            def advance(moment: Snapshot) -> None:
+                bar.update(task, completed=done(moment))
+                if moment.metrics is not None:
+                    bar.update(task, headline=_value(headline, moment))
+
+            yield advance
+        return
+
+    lines = _Lines(console, configuration.algorithm, headline, unit, total, done)
+    yield lines.show
+    lines.end()
+
+
+class _Lines:
+    """About ten lines in a run, and one for its end."""
+
+    def __init__(self, console: Console, name: str, headline: str, unit: str, total: int, done: Callable[[Snapshot], int]):
+        self._console, self._name, self._headline, self._unit = console, name, headline, unit
+        self._total, self._done = total, done
+        self._next, self._clock, self._unshown = 0, list[tuple[float, int]](), ""
+
+    def show(self, moment: Snapshot) -> None:
+        now = self._done(moment)
+        if len(self._clock) < 2:  # the first stretch compiles: time is measured from its end, the second moment
+            self._clock.append((time.monotonic(), now))
+        if moment.metrics is None:
+            return
+        self._unshown = f"{self._name}: {self._unit} {now} of {self._total}, {_value(self._headline, moment)}"
+        if now >= self._next:
+            since, first = self._clock[-1]
+            left = (time.monotonic() - since) * (self._total - now) / max(now - first, 1)
+            self._print(self._unshown + (f", {left:.0f} s left" if self._total > now > first else ""))
+            self._next = now + max(1, self._total // LINES)
+
+    def end(self) -> None:
+        if self._unshown:
+            self._print(self._unshown)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+        self._unshown = ""
+
+
+def _value(headline: str, moment: Snapshot) -> str:
+    metrics = moment.metrics or {}
+    name = headline if headline in metrics else "upper_loss"  # what sites have of their own may have no known truth
+    value = metrics.get(name)
+    return f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
+
+
+def _bar(console: Console, unit: str) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn(f"{unit} {{task.completed}}/{{task.total}}"),
+        TextColumn("{task.fields[headline]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+@contextlib.contextmanager
+def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Within it, the function that it gives shows how many of some equal things are done, and a word on those under way."""
+    if console.is_terminal:
+        with _bar(console, unit) as bar:
+            task = bar.add_task(name, total=total, headline="")
+            yield lambda done, word: bar.update(task, completed=done, headline=word)
+        return
+    shown: set[int] = set()
+
+    def line(done: int, word: str) -> None:
+        if not word and done not in shown:
+            shown.add(done)
+            console.print(f"{name}: {done} of {total} {unit}s", soft_wrap=True)
+
+    yield line

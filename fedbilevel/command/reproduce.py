@@ -1,0 +1,148 @@
+"""The command `fedbilevel reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, data_folder, fail
+from fedbilevel.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbilevel.report.styles import Style
+    from fedbilevel.runs.reproductions.study import Study
+
+PUBLISHED_WIDTH = 1600  # pixels: a picture in the repository is to be looked at, the one beside the runs to be printed
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="The table or figure; --list names all.")] = "",
+    list_: Annotated[bool, typer.Option("--list", help="Name the tables and figures.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A reduced size on bundled data, in about a minute.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First choose every method's hyperparameters anew, over its grid.")
+    ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Put the results beside the plan, and write RESULTS.md anew.")
+    ] = False,
+    style: Look = "screen",
+    data: Data = "",
+    settings: SettingsFile = None,
+    plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
+    out: Out = None,
+) -> None:
+    """Run a table or a figure of a paper, and put ours beside the paper's numbers.
+
+    What is finished is not run again: the same command goes on where it was stopped.
+    """
+    from fedbilevel.report.styles import find_style
+    from fedbilevel.runs.reproductions.plan import FOLDER, read
+    from fedbilevel.runs.reproductions.study import Study
+
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+    look = find_style(style)
+    folder = plans or FOLDER
+    if list_ or not name:
+        console.print(_list(folder))
+        return
+    plan = read(name, folder)
+    if quick and (tune or publish):
+        raise InputError("--quick is for a look: leave out --tune and --publish")
+    if settings and publish:
+        raise InputError("--settings is for a look: what is published has the chosen values")
+    plan = plan.small() if quick else plan
+    path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
+    study = Study(plan, path, data_folder(data), folder, Settings(settings).hyperparameters)
+    _execute(console, study, tune)
+    _conclude(console, study, look, reduced=quick)
+    if publish:
+        _publish(console, study, folder)
+
+
+def _list(folder: Path) -> Table:
+    from fedbilevel.runs.reproductions.plan import names, read
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("name", "paper", "what", "runs"):
+        table.add_column(head, justify="right" if head == "runs" else "left", overflow="fold")
+    for name in names(folder):
+        plan = read(name, folder)
+        table.add_row(name, plan.paper, plan.title, str(len(plan.lines()) * plan.seeds))
+    return table
+
+
+def _execute(console: Console, study: Study, tune: bool) -> None:
+    from fedbilevel.command.progress import counted
+    from fedbilevel.runs.folder import Interrupted, stop_request
+
+    plan = study.reproduction
+    total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
+    seen: list[str] = []
+    try:
+        with stop_request() as stop, counted(console, plan.name, "line", total) as show:
+
+            def observe(line: str, rounds: int) -> None:
+                if line not in seen:
+                    seen.append(line)
+                    show(len(seen) - 1, "")
+                show(len(seen) - 1, f"{line}, round {rounds}")
+                stop.check()
+
+            if tune:
+                study.tune(observe)
+            study.run(observe)
+            show(total, "")
+    except Interrupted as interrupted:
+        fail(f"stopped; the same command goes on with what is missing in {study.path}", 128 + interrupted.signum)
+
+
+def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> None:
+    from fedbilevel.report import panel_picture, reproduction_page
+    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.runs.reproductions import results
+
+    plan, path = study.reproduction, study.path
+    found = results.collect(study)
+    write_atomically(path / "results.csv", results.to_csv(found).encode())
+    comparison = reproduction_page.comparison(plan, found)
+    write_atomically(path / "results.md", f"{reproduction_page.table(plan, found)}\n{comparison}".encode())
+    pictures = [path / "results.png", path / "results.svg"]
+    panel_picture.draw(plan, found, pictures, look)
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    brackets = " [paper]" if plan.published else ""
+    for head in ("", "method", *(results.heading(plan, column) + brackets for column in results.columns(plan))):
+        table.add_column(head)
+    for panel, method in plan.lines():
+        shown = reproduction_page.entries(plan, panel, method.name, found)
+        table.add_row(panel.name if method.name == plan.methods_of(panel)[0] else "", method.name, *shown)
+    console.print(table)
+    console.print(Markdown(comparison))
+    if reduced:
+        console.print("note: a reduced size on other data than the paper's: not to be compared with its numbers")
+    console.print(f"\nruns: {path}\ntable: {path / 'results.csv'}, {path / 'results.md'}", soft_wrap=True)
+    console.print(f"pictures: {', '.join(map(str, pictures))}", soft_wrap=True)
+
+
+def _publish(console: Console, study: Study, folder: Path) -> None:
+    from PIL import Image
+
+    from fedbilevel.report import reproduction_page
+    from fedbilevel.runs.folder import write_atomically
+
+    stored, name = folder / "results", study.reproduction.name
+    stored.mkdir(exist_ok=True)
+    write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
+    write_atomically(stored / f"{name}.json", (json.dumps(reproduction_page.description(study), indent=1) + "\n").encode())
+    with Image.open(study.path / "results.png") as picture:
+        picture.thumbnail((PUBLISHED_WIDTH, picture.height))
+        picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)
+    write_atomically(folder / "RESULTS.md", reproduction_page.results_page(folder).encode())
+    console.print(f"published: {folder / 'RESULTS.md'}", soft_wrap=True)

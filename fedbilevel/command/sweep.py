@@ -1,0 +1,150 @@
+"""The command `fedbilevel sweep`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedbilevel.command.options import (
+    ByChance,
+    ClientsPerRound,
+    Data,
+    Dropout,
+    Every,
+    Force,
+    Knobs,
+    Look,
+    LossBound,
+    Out,
+    Rounds,
+    Settings,
+    SettingsFile,
+    Steps,
+    TaskName,
+    assignments,
+    budget,
+    by_algorithm,
+    data_folder,
+    fail,
+    new_folder,
+    option,
+    whole,
+)
+from fedbilevel.report.styles import Style, find_style
+
+if TYPE_CHECKING:
+    from fedbilevel.runs.sweeps.sweep import SweepFolder
+
+SHOWN = 10  # cells in the table
+
+
+def sweep(
+    task: TaskName,
+    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune.")],
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            "--grid", help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2: the same for both."
+        ),
+    ],
+    seeds: Annotated[int, option(whole, "Runs of every cell.")] = 3,
+    by: Annotated[str, typer.Option(help="The metric to rank cells by; the task's own unless given.")] = "",
+    rounds: Rounds = None,
+    steps: Steps = None,
+    clients_per_round: ClientsPerRound = None,
+    bernoulli: ByChance = None,
+    dropout: Dropout = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Hyperparameter of all cells, NAME=VALUE.")] = None,
+    knob: Knobs = None,
+    settings: SettingsFile = None,
+    every: Every = 100,
+    loss_bound: LossBound = 1e6,
+    data: Data = "",
+    style: Look = "screen",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Run a grid of hyperparameters with several seeds each, small runs as one program, and find the best."""
+    look = find_style(style)
+    from fedbilevel.algorithms import ALGORITHMS
+    from fedbilevel.registry import find
+    from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+    from fedbilevel.tasks import TASKS
+
+    find(TASKS, "task", task)
+    find(ALGORITHMS, "algorithm", algorithm)
+    file = Settings(settings)
+    run: dict[str, Any] = dict(
+        budget(rounds, steps),
+        clients_per_round=clients_per_round,
+        bernoulli=bernoulli,
+        dropout=dropout,
+        every=every,
+        loss_bound=loss_bound,
+        data=data_folder(data),
+    )
+    described = Sweep.checked(
+        task,
+        {**file.knobs(task), **assignments(knob)},
+        algorithm,
+        {**file.hyperparameters(algorithm), **by_algorithm([algorithm], set_)[algorithm]},
+        {name: values.split(",") for name, values in assignments(grid).items()},
+        seeds,
+        run,
+    )
+    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force)
+    if by:
+        folder.rank_by(by)
+    _execute(folder, look)
+
+
+def go_on(directory: Path, style: Style) -> None:
+    """Run what is missing of a sweep."""
+    from fedbilevel.runs.sweeps.sweep import SweepFolder
+
+    _execute(SweepFolder(directory), style)
+
+
+def _execute(folder: SweepFolder, style: Style) -> None:
+    from fedbilevel.command.progress import counted
+    from fedbilevel.report import grid_picture
+    from fedbilevel.runs.folder import Interrupted, stop_request
+
+    console = Console(highlight=False, markup=False)
+    described = folder.sweep
+    total = len(described.cells()) * described.seeds
+    try:
+        with stop_request() as stop, counted(console, described.algorithm, "run", total) as show:
+
+            def observe(done: int, rounds: int) -> None:
+                show(done, f"round {rounds}" if rounds else "")
+                stop.check()
+
+            folder.execute(observe)
+    except Interrupted as interrupted:
+        fail(f"stopped; go on with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
+    metric, cells = folder.metric, folder.conclude()
+    pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
+    grid_picture.grid(described, cells, metric, pictures, style)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in [*described.grid, metric.replace("_", " "), "deviation", "diverged"]:
+        table.add_column(name, justify="right")
+    for cell in cells[:SHOWN]:
+        mean = cell.mean(metric)
+        numbers = ["", ""] if math.isnan(mean) else [f"{mean:.4g}", f"{cell.deviation(metric):.2g}"]
+        table.add_row(*map(str, cell.values.values()), *numbers, f"{cell.diverged} of {described.seeds}")
+    console.print()
+    console.print(table)
+    if len(cells) > SHOWN:
+        console.print(f"... and {len(cells) - SHOWN} more in cells.csv")
+    console.print(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures))}", soft_wrap=True)
+    if (folder.path / "best.toml").exists():
+        console.print(
+            f"best: fedbilevel run {described.task} {described.algorithm} --settings {folder.path / 'best.toml'}",
+            soft_wrap=True,
+        )

@@ -1,0 +1,1 @@
+"""The problem, its clients and what crosses between them and the server."""

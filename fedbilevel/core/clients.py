@@ -1,0 +1,115 @@
+"""What an algorithm may ask of its clients: the one interface that both engines implement.
+
+Communication happens where `mean`, `unbiased_mean`, `gather` or `scatter` is written and where a value
+of the server's is an argument, and nowhere else: so the engines can count it.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax import Array, lax
+
+from fedbilevel.core.population import Client
+from fedbilevel.core.problem import Tree
+from fedbilevel.core.sets import Sets
+
+__all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def at_client(method: Function) -> Function:
+    """Mark a method `(self, client, *args)` of an algorithm as one that runs at a client.
+
+    Only such methods can be called over a network.
+    """
+    method.__at_client__ = True  # type: ignore[attr-defined]
+    return method
+
+
+def is_client_function(method: object) -> bool:
+    """Whether `at_client` marked it."""
+    return getattr(method, "__at_client__", False)
+
+
+def iterate(n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
+    """`body(k, value)` for k = 0..n-1, at a client.
+
+    A single step needs no loop: all clients then still share the server's values, and in simulation their
+    matrix products merge into one.
+    """
+    return body(0, value) if isinstance(n, int) and n == 1 else lax.fori_loop(0, n, body, value)
+
+
+class PerClient(abc.ABC):
+    """A value that each client of a cohort holds; the server cannot look inside."""
+
+    @abc.abstractmethod
+    def __getitem__(self, index: int) -> PerClient:
+        """The index-th part of a tuple that each client holds."""
+
+
+class Cohort(abc.ABC):
+    """S, the clients that take part in one communication round."""
+
+    @property
+    @abc.abstractmethod
+    def active(self) -> Array:
+        """For each member whether it takes part: it was asked for and has not dropped out."""
+
+    @abc.abstractmethod
+    def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
+        """function(client, *args) at each client of S, left there."""
+
+    @abc.abstractmethod
+    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        """Σ_{i∈S} w_i h_i / Σ_{i∈S} w_i at the server, where h_i = function(client i, *args)."""
+
+    @abc.abstractmethod
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        """Σ_{i∈S} (M / |S|) w_i h_i at the server: over random S its expectation is Σ_m w_m h_m."""
+
+    @abc.abstractmethod
+    def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
+        """The rows h_i at the server; where a member is not active, the row of `otherwise` (zeros if none)."""
+
+    @abc.abstractmethod
+    def scatter(self, rows: Tree) -> PerClient:
+        """One row to each client of S."""
+
+    @abc.abstractmethod
+    def take(self, everyone: PerClient) -> PerClient:
+        """S's part of a value that every client of the federation holds."""
+
+    @abc.abstractmethod
+    def put(self, everyone: PerClient, part: PerClient) -> PerClient:
+        """That value with S's part replaced."""
+
+
+class Clients(abc.ABC):
+    """All clients of a federation, as its server sees them."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """The number of members of a drawn cohort, n (at most, where it is random)."""
+
+    @property
+    @abc.abstractmethod
+    def sets(self) -> Sets:
+        """X and Y, which the server projects on."""
+
+    @abc.abstractmethod
+    def draw(self, active: Array | None = None) -> Cohort:
+        """A fresh random cohort, in random order; where `active` is false its member is left alone."""
+
+    @abc.abstractmethod
+    def everyone(self) -> Cohort:
+        """All M clients, in their own order."""
+
+    @abc.abstractmethod
+    def loop(self, n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
+        """`body(k, value)` for k = 0..n-1; `body` may communicate."""

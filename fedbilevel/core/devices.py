@@ -1,0 +1,38 @@
+"""Clients over devices: what is computed at the clients is split among all devices that JAX sees, of all processes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from fedbilevel.core.problem import Tree
+
+
+def each_its_share(rows: Tree) -> Tree:
+    """Rows of clients, as many as a multiple of the devices, of which each device takes an equal share."""
+    return _placed(rows, PartitionSpec("clients"))
+
+
+def everywhere(tree: Tree) -> Tree:
+    """Arrays of a program that every device has whole."""
+    return _placed(tree, PartitionSpec())
+
+
+def copied_everywhere(tree: Tree) -> Tree:
+    """Arrays outside a program, once for all programs that use them on every device."""
+    return tree if jax.device_count() == 1 else jax.device_put(tree, _sharding(PartitionSpec()))
+
+
+def padded(rows: Tree) -> Tree:
+    """With the last client's row repeated, until their number is a multiple of the devices."""
+    missing = -len(jax.tree.leaves(rows)[0]) % jax.device_count()
+    return jax.tree.map(lambda r: jnp.concatenate([r, jnp.repeat(r[-1:], missing, 0)]), rows) if missing else rows
+
+
+def _placed(tree: Tree, how: PartitionSpec) -> Tree:
+    return tree if jax.device_count() == 1 else jax.lax.with_sharding_constraint(tree, _sharding(how))
+
+
+def _sharding(how: PartitionSpec) -> NamedSharding:
+    return NamedSharding(jax.make_mesh((jax.device_count(),), ("clients",), axis_types=(AxisType.Auto,)), how)

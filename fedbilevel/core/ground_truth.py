@@ -1,0 +1,184 @@
+"""The exact solution of the lower level and the exact hypergradient, on all data, for metrics and tests.
+
+    y*(x) = argmin_y g(x, y),    u* = [∇²_yy g]⁻¹ ∇_y f,    ∇h(x) = ∇_x f - ∇²_xy g u*        at y*(x),
+
+with f and g the weighted averages over the clients (global lower level) or client by client (local). Where the lower
+level is not strongly convex or y is constrained, the residual of MeFBO's penalty problem takes the hypergradient's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.scipy.sparse.linalg import cg
+
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Batch, LowerLevel, evaluate
+from fedbilevel.core.sets import EVERYWHERE, ConvexSet
+from fedbilevel.errors import InputError
+
+DIRECT = 512  # up to this dimension linear systems are solved directly
+AT_ONCE = 2**22  # bytes of rows evaluated together
+
+
+class Solution(NamedTuple):
+    """y*(x), u*(x) and ∇h(x); with a local lower level y and u have a row per client."""
+
+    y: Array
+    u: Array
+    hypergradient: Array
+
+
+def average(population: Population, of: Callable[[Any, Array, Array], Array], x: Array, y: Array, lower: LowerLevel) -> Array:
+    """Σ_m w_m of(all data of client m, x, y_m)."""
+
+    def one(m: Array) -> Array:
+        return of(population.whole(m), x, y if lower == "global" else y[m])
+
+    bytes_each = sum(leaf.nbytes for leaf in jax.tree.leaves((population.upper.rows, population.lower.rows))) / population.size
+    at_once = max(1, min(population.size, int(AT_ONCE / bytes_each)))
+    each = lax.map(one, jnp.arange(population.size), batch_size=at_once)
+    return jnp.tensordot(population.weights.astype(each.dtype), each, 1)
+
+
+def losses(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> tuple[Array, Array]:
+    """(f, g) on all data."""
+    problem = population.problem
+
+    def both(batch: Batch, x: Array, y: Array) -> Array:
+        return jnp.stack([evaluate(problem.f, x, y, batch.upper), evaluate(problem.g, x, y, batch.lower)])
+
+    f, g = average(population, both, x, y, lower)
+    return f, g
+
+
+def measures(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
+    """What the clients' data says about (x, y), in the order of the problem's `measures`."""
+    return average(population, lambda batch, x, y: population.problem.measured(x, y, batch), x, y, lower)
+
+
+def solution(
+    population: Population, x: Array, y: Array, lower: LowerLevel = "global", tolerance: float = 1e-6, most_steps: int = 100
+) -> Solution:
+    """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
+    if population.problem.sets.y != EVERYWHERE:
+        raise InputError(
+            "the exact hypergradient is for an unconstrained y: judge a constrained problem by ground_truth.residual"
+        )
+    if lower == "global":
+        f, g = (lambda x, y, which=which: losses(population, x, y)[which] for which in (0, 1))
+        return _solve(f, g, x, y, tolerance, most_steps)
+
+    def one(m: Array) -> Solution:
+        whole = population.whole(m)
+        f = lambda x, y: evaluate(population.problem.f, x, y, whole.upper)  # noqa: E731
+        g = lambda x, y: evaluate(population.problem.g, x, y, whole.lower)  # noqa: E731
+        return _solve(f, g, x, y[m], tolerance, most_steps)
+
+    each = lax.map(one, jnp.arange(population.size))
+    return Solution(each.y, each.u, jnp.tensordot(population.weights, each.hypergradient, 1))
+
+
+def proximal_point(
+    population: Population, x: Array, y: Array, proximal: float, tolerance: float = 1e-6, most_steps: int = 10_000
+) -> Array:
+    """θ*(x, y) = argmin_{θ∈Y} g(x, θ) + |θ - y|²/2γ, where γ = proximal is small enough to make that strongly convex.
+
+    By Newton's method, or by projected gradient steps if y is constrained, until the (projected) gradient is within
+    the tolerance.
+    """
+
+    def objective(theta: Array) -> Array:
+        return losses(population, x, theta)[1] + jnp.sum((theta - y) ** 2) / (2 * proximal)
+
+    within = population.problem.sets.y
+    if within == EVERYWHERE:
+        return _newton(objective, y, tolerance, most_steps)
+    return _projected_gradient(objective, within, y, proximal, tolerance, most_steps)
+
+
+def residual(population: Population, x: Array, y: Array, penalty: float, proximal: float, tolerance: float = 1e-6) -> Array:
+    """R_t(x, y) = dist(0, ∇Υ_c(x, y) + N_{X×Y}(x, y))², MeFBO's measure of stationarity, Eq. (13), on all data.
+
+    Υ_c = f/c + g - v_γ, Eq. (4), with c = penalty, γ = proximal and ∇v_γ = (∇_x g(x, θ*), (y - θ*)/γ), Eq. (6).
+    The distance is the norm of -∇Υ_c projected on the tangent cone of X×Y at (x, y).
+    """
+    theta = proximal_point(population, x, y, proximal, tolerance)
+
+    def smooth(x: Array, y: Array) -> Array:
+        f, g = losses(population, x, y)
+        return f / penalty + g - losses(population, x, theta)[1]
+
+    along_x, along_y = jax.grad(smooth, (0, 1))(x, y)
+    X, Y = population.problem.sets
+    moves = [_tangent(X, x, -along_x), _tangent(Y, y, (y - theta) / proximal - along_y)]
+    return jnp.asarray(sum(jnp.sum(move**2) for move in moves))
+
+
+def _tangent(of: ConvexSet, z: Array, direction: Array) -> Array:
+    """The direction's projection on the tangent cone of a set at z: where P(z + s direction) goes for small s."""
+    if of == EVERYWHERE:
+        return direction
+    s = jnp.sqrt(jnp.finfo(z.dtype).eps) / jnp.maximum(1, jnp.linalg.norm(direction))
+    return (of.project(z + s * direction) - of.project(z)) / s
+
+
+def _solve(f: Callable, g: Callable, x: Array, y: Array, tolerance: float, most_steps: int) -> Solution:
+    y = _newton(lambda y: g(x, y), y, tolerance, most_steps)
+    fx, fy = jax.grad(f, (0, 1))(x, y)
+    u = _solve_hessian(lambda y: g(x, y), y, fy)
+    cross = jax.grad(lambda x: jnp.vdot(jax.grad(g, 1)(x, y), u))(x)
+    return Solution(y, u, fx - cross)
+
+
+def _solve_hessian(objective: Callable[[Array], Array], y: Array, v: Array) -> Array:
+    gradient = jax.grad(objective)
+    if y.size <= DIRECT:
+        return jnp.linalg.solve(jax.jacfwd(gradient)(y), v)
+    return cg(lambda r: jax.jvp(gradient, (y,), (r,))[1], v, tol=1e-10)[0]
+
+
+def _newton(objective: Callable[[Array], Array], y: Array, tolerance: float, most_steps: int) -> Array:
+    """The minimiser of a strongly convex function, from y."""
+    halvings = 0.5 ** jnp.arange(20)
+
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        y, gradient, k = carry
+        trials = y - halvings[:, None] * _solve_hessian(objective, y, gradient)
+        y = trials[jnp.argmin(lax.map(objective, trials))]
+        return y, jax.grad(objective)(y), k + 1
+
+    def unsolved(carry: tuple[Array, Array, Array]) -> Array:
+        _, gradient, k = carry
+        return (jnp.linalg.norm(gradient) > tolerance) & (k < most_steps)
+
+    return lax.while_loop(unsolved, step, (y, jax.grad(objective)(y), jnp.int32(0)))[0]
+
+
+def _projected_gradient(
+    objective: Callable[[Array], Array], within: ConvexSet, y: Array, first_step: float, tolerance: float, most_steps: int
+) -> Array:
+    """The minimiser over a set of a strongly convex function, from y.
+
+    A step s is halved until the gradient changes along it by at most |change of y| / s.
+    """
+    gradient = jax.grad(objective)
+
+    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        y, s, _, k = carry
+        new = within.project(y - s * gradient(y))
+        moved = jnp.linalg.norm(new - y) / s
+        fits = jnp.linalg.norm(gradient(new) - gradient(y)) <= moved
+        return jnp.where(fits, new, y), jnp.where(fits, s, s / 2), jnp.where(fits, moved, jnp.inf), k + 1
+
+    def unsolved(carry: tuple[Array, Array, Array, Array]) -> Array:
+        *_, moved, k = carry
+        return (moved > tolerance) & (k < most_steps)
+
+    y = within.project(y)
+    start = (y, jnp.asarray(first_step, y.dtype), jnp.asarray(jnp.inf, y.dtype), jnp.int32(0))
+    return lax.while_loop(unsolved, step, start)[0]

@@ -1,0 +1,126 @@
+"""Who takes part in a round. Both engines draw here, so that they draw the same.
+
+`draw(key, population)` gives the members' numbers in random order and, where it varies who of them is
+there, a mask. A cohort is never empty: where chance leaves nobody, one member stays.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedbilevel.core.randomness import permutation, split
+from fedbilevel.errors import InputError
+
+
+class Participation(abc.ABC):
+    """How cohorts are drawn."""
+
+    @abc.abstractmethod
+    def capacity(self, population: int) -> int:
+        """The most members a cohort has; raises `InputError` if the population cannot serve it."""
+
+    @abc.abstractmethod
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        """The members' numbers, and which of them are there (None: all)."""
+
+
+@dataclass(frozen=True)
+class Everyone(Participation):
+    """All clients."""
+
+    def capacity(self, population: int) -> int:
+        return population
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        return without_replacement(key, population, population), None
+
+
+@dataclass(frozen=True)
+class Uniform(Participation):
+    """`size` clients, uniformly without replacement."""
+
+    size: int
+
+    def capacity(self, population: int) -> int:
+        if not (isinstance(self.size, int) and 1 <= self.size <= population):
+            raise InputError(f"clients per round must be between 1 and the number of clients, {population}; given: {self.size}")
+        return self.size
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        return without_replacement(key, population, self.size), None
+
+
+@dataclass(frozen=True)
+class Bernoulli(Participation):
+    """Every client on its own with the given probability.
+
+    Room is kept for six standard deviations more than expected; a larger draw, of which there is less
+    than one in 10⁸, is cut to that.
+    """
+
+    probability: float
+
+    def capacity(self, population: int) -> int:
+        p = self.probability
+        if not 0 < p <= 1:
+            raise InputError(f"the probability to take part must be above 0 and at most 1; given: {p}")
+        return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        members, coins = split(key)
+        capacity = self.capacity(population)
+        count = jax.random.bernoulli(coins, self.probability, (population,)).sum()
+        return without_replacement(members, population, capacity), jnp.arange(capacity) < jnp.maximum(count, 1)
+
+
+@dataclass(frozen=True)
+class Dropouts(Participation):
+    """Members of another draw who each drop out before they answer, with the given probability."""
+
+    among: Participation
+    probability: float
+
+    def capacity(self, population: int) -> int:
+        if not 0 <= self.probability < 1:
+            raise InputError(f"the probability to drop out must be at least 0 and below 1; given: {self.probability}")
+        return self.among.capacity(population)
+
+    def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
+        members, coins = split(key)
+        ids, active = self.among.draw(members, population)
+        luck = jax.random.uniform(coins, ids.shape)
+        luck = luck if active is None else jnp.where(active, luck, -1.0)
+        return ids, (luck >= self.probability) | (jnp.arange(len(ids)) == jnp.argmax(luck))
+
+
+def present(wanted: Array | None, there: Array | None) -> Array | None:
+    """Who of a drawn cohort takes part: those wanted and there, or all wanted if none of them is there; None: all."""
+    if wanted is None or there is None:
+        return there if wanted is None else wanted
+    both = wanted & there
+    return jnp.where(both.any(), both, wanted)
+
+
+def without_replacement(key: Array, population: int, size: int) -> Array:
+    """`size` different numbers below `population` in uniformly random order.
+
+    Small samples of large populations are drawn by Floyd's algorithm, whose cost does not grow with the
+    population (Bentley and Floyd, 1987).
+    """
+    if population <= 32 * size:
+        return permutation(key, population)[:size]
+    chosen_key, order_key = split(key)
+    tops = population - size + jnp.arange(size)
+    candidates = jax.random.randint(chosen_key, (size,), 0, tops + 1)
+
+    def choose(j: Array, chosen: Array) -> Array:
+        return chosen.at[j].set(jnp.where((chosen == candidates[j]).any(), tops[j], candidates[j]))
+
+    chosen = lax.fori_loop(0, size, choose, jnp.full(size, -1, candidates.dtype))
+    return jax.random.permutation(order_key, chosen)

@@ -1,0 +1,188 @@
+"""The clients' data: flat arrays with every client's rows one after another, and how batches are drawn.
+
+A simulated client never has its rows copied out: a minibatch is one gather of rows from the flat array.
+A deployed client holds a population of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree
+from fedbilevel.core.randomness import bits, fold_in
+from fedbilevel.core.traffic import product
+from fedbilevel.errors import InputError
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows", "start", "size"], meta_fields=["longest", "equal"])
+@dataclass(frozen=True)
+class Shards:
+    """The rows of all clients; client m has `size[m]` of them from `start[m]` on."""
+
+    rows: Tree
+    start: Array
+    size: Array
+    longest: int
+    equal: bool  # all sizes are the same
+
+    @classmethod
+    def stack(cls, per_client: Sequence[Tree], what: str = "data") -> Shards:
+        """From one pytree of arrays per client; its arrays have a row per sample."""
+        if isinstance(per_client, (np.ndarray, jax.Array)) or not isinstance(per_client, Sequence):
+            raise InputError(f"{what} must be a list with one entry per client, not {type(per_client).__name__}")
+        if not per_client:
+            raise InputError(f"{what} has no client in it: give a list with one entry per client")
+        structure: object = jax.tree.structure(per_client[0])
+        shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(per_client[0])]
+        sizes = []
+        for m, tree in enumerate(per_client):
+            if jax.tree.structure(tree) != structure:
+                raise InputError(f"{what}: client {m} has other arrays than client 0: give every client the same structure")
+            lengths = {len(leaf) if np.ndim(leaf) else -1 for leaf in jax.tree.leaves(tree)}
+            if len(lengths) != 1 or -1 in lengths:
+                raise InputError(f"{what}: client {m}'s arrays need one common first axis, a row per sample")
+            sizes.append(lengths.pop())
+            if [np.shape(leaf)[1:] for leaf in jax.tree.leaves(tree)] != shapes:
+                raise InputError(f"{what}: client {m}'s rows have another shape than client 0's: give every client rows alike")
+            if sizes[-1] == 0:
+                raise InputError(f"{what}: client {m} has no rows: leave the client out or give it data")
+        rows = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *per_client)
+        start = np.cumsum([0, *sizes[:-1]])
+        return cls(rows, jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.int32), max(sizes), len(set(sizes)) == 1)
+
+    def at(self, m: Array, positions: Array) -> Tree:
+        """Client m's rows at these positions, all below `size[m]`."""
+        return jax.tree.map(lambda a: a.at[self.start[m] + positions].get(mode="promise_in_bounds"), self.rows)
+
+    def whole(self, m: Array) -> Tree:
+        """All rows of client m."""
+        position = jnp.arange(self.longest, dtype=jnp.int32)
+        rows = self.at(m, jnp.minimum(position, self.size[m] - 1))
+        return rows if self.equal else Ragged(rows, (position < self.size[m]).astype(float) / self.size[m])
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])
+@dataclass(frozen=True)
+class Population:
+    """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size."""
+
+    problem: Problem
+    upper: Shards
+    lower: Shards
+    weights: Array
+    batch_size: int | None  # None: every batch is all of the client's rows
+
+    @classmethod
+    def build(
+        cls,
+        problem: Problem,
+        upper: Sequence[Tree],
+        lower: Sequence[Tree],
+        weights: Sequence[float] | None = None,
+        batch_size: int | None = None,
+    ) -> Population:
+        """From lists with one entry per client; weights default to equal ones."""
+        if len(upper) != len(lower):
+            raise InputError(f"upper has {len(upper)} clients and lower {len(lower)}: give both for every client")
+        try:
+            given = np.ones(len(lower)) if weights is None else np.asarray(weights, float)
+            fits = given.shape == (len(lower),) and bool(np.all(given > 0)) and given.sum() < np.inf
+        except (ValueError, TypeError):
+            fits = False
+        if not fits:
+            raise InputError(f"weights must be {len(lower)} numbers above 0, one per client; given: {weights}")
+        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
+            raise InputError(f"batch_size must be a whole number of at least 1, or None for all rows; given: {batch_size}")
+        lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
+        return cls(problem, upper_rows, lower_rows, jnp.asarray(given / given.sum()), batch_size)
+
+    @property
+    def size(self) -> int:
+        """The number of clients, M."""
+        return len(self.weights)
+
+    def client(self, m: Array | int, key: Array) -> Client:
+        """Client m with the randomness of one call."""
+        return Client(self, jnp.asarray(m), key, self.weights[m] * self.size, jnp.asarray(m))
+
+    def whole(self, m: Array | int) -> Batch:
+        """All rows of client m."""
+        m = jnp.asarray(m)
+        return Batch(self.upper.whole(m), self.lower.whole(m))
+
+    def alone(self, key: Array, weight: Array, number: Array) -> Client:
+        """The one client of this population, which is client `number` of a federation in which it has that weight."""
+        return Client(self, jnp.asarray(0), key, weight, number)
+
+    def only(self, m: int) -> Population:
+        """Client m alone, with no other's rows: what its own site holds."""
+
+        def rows(shards: Shards) -> list[Tree]:
+            start, size = int(shards.start[m]), int(shards.size[m])
+            return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
+
+        return Population.build(self.problem, rows(self.upper), rows(self.lower), batch_size=self.batch_size)
+
+    def first_rows(self) -> Batch:
+        """Two rows for each loss, to look at shapes."""
+        m, twice = jnp.int32(0), jnp.zeros(2, jnp.int32)
+        return Batch(self.upper.at(m, twice), self.lower.at(m, twice))
+
+    def pooled(self) -> Population:
+        """One client that holds all rows, each of which then counts the same."""
+
+        def pool(shards: Shards) -> Shards:
+            total = len(jax.tree.leaves(shards.rows)[0])
+            return Shards(shards.rows, jnp.zeros(1, jnp.int32), jnp.full(1, total, jnp.int32), total, True)
+
+        return Population(self.problem, pool(self.upper), pool(self.lower), jnp.ones(1), self.batch_size)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client function is given: its own losses, data, weight and randomness."""
+
+    _population: Population
+    _m: Array
+    _key: Array
+    weight: Array  # M w_m: 1 where all clients weigh the same
+    number: Array  # m: which of the federation's clients it is
+
+    @property
+    def problem(self) -> Problem:
+        """The losses and their derivatives."""
+        return self._population.problem
+
+    def batch(self, k: Array | int = 0, times: int = 1) -> Batch:
+        """The k-th minibatch of this call, `times` as large as usual."""
+        return self._draw(1, k, times)[0]
+
+    def five_batches(self, k: Array | int = 0, times: int = 1, shared: bool = False) -> FiveBatches:
+        """The minibatches of the k-th `Problem.direction` of this call: independent, or one for all."""
+        return FiveBatches(*self._draw(1, k, times) * 5) if shared else FiveBatches(*self._draw(5, k, times))
+
+    def whole(self) -> Batch:
+        """All of the client's rows."""
+        return self._population.whole(self._m)
+
+    def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
+        """Independent minibatches of rows drawn uniformly.
+
+        A position is the high word of 32 random bits times the number of rows (Lemire, 2019): one call for all of
+        them, which compiles much faster than `jax.random.randint`.
+        """
+        p, m = self._population, self._m
+        if p.batch_size is None:
+            return [self.whole()] * batches
+        sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
+        shape = (batches, 2, p.batch_size * times)
+        words = bits(fold_in(self._key, k), shape)
+        positions = product(words, sizes)[0].astype(jnp.int32)
+        return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]

@@ -1,0 +1,207 @@
+"""The bilevel problem of one client and its six derivatives.
+
+    min_{x∈X}  Σ w_m f_m(x, y*(x))    with    y*(x) = argmin_{y∈Y}  Σ w_m g_m(x, y)
+
+All clients share the two functions `f` and `g` and differ in their data. Inside the package `x` and `y`
+are vectors; `from_trees` turns a user's pytrees into them once, where a problem is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from optax.projections import projection_l2_ball
+
+from fedbilevel.core.sets import UNCONSTRAINED, Sets
+from fedbilevel.errors import InputError
+
+Tree = Any
+Loss = Callable[[Any, Any, Tree], Array]
+LowerLevel = Literal["global", "local"]  # whose problem y solves: all clients', or each its own
+LOSSES = ("upper_loss", "lower_loss")
+
+
+class Pair(NamedTuple):
+    """The iterates of a method that keeps x and y alone."""
+
+    x: Array
+    y: Array
+
+
+class Point(NamedTuple):
+    """The iterates of a single-loop method; u estimates [∇²_yy g]⁻¹ ∇_y f."""
+
+    x: Array
+    y: Array
+    u: Array
+
+    def moved(self, d: Point, x_step: Any, y_step: Any, u_step: Any, radius: Any = None) -> Point:
+        """The point after a step along -d; where a radius is given, u is kept in that ball."""
+        u = self.u - u_step * d.u
+        return Point(self.x - x_step * d.x, self.y - y_step * d.y, u if radius is None else projection_l2_ball(u, radius))
+
+
+class Batch(NamedTuple):
+    """One draw of a client's data: rows for the upper loss `f` and rows for the lower loss `g`."""
+
+    upper: Tree
+    lower: Tree
+
+
+class Ragged(NamedTuple):
+    """All rows of a client, padded to the longest client's number; padding has share 0."""
+
+    rows: Tree
+    share: Array  # of each row in the client's mean
+
+
+@partial(jax.jit, static_argnums=0)  # so that all derivatives share one trace
+def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
+    """The loss on some rows. On ragged rows it is the mean of single-row losses, as a loss must be."""
+    if not isinstance(rows, Ragged):
+        return loss(x, y, rows)
+    each = jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows.rows)
+    return rows.share @ each
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
+
+    `validated` are further means over f's rows by which a solution is judged, with their names.
+    """
+
+    f: Loss
+    g: Loss
+    sets: Sets = UNCONSTRAINED
+    validated: tuple[tuple[str, Loss], ...] = ()
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of what the clients' data says about a solution: the two losses, and what is validated."""
+        return (*LOSSES, *(name for name, _ in self.validated))
+
+    def measured(self, x: Array, y: Array, batch: Batch) -> Array:
+        """The two losses and what is validated, in the order of `measures`."""
+        upper = [evaluate(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.validated))]
+        return jnp.stack([upper[0], evaluate(self.g, x, y, batch.lower), *upper[1:]])
+
+    def fx(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_x f"""
+        return jax.grad(lambda x: evaluate(self.f, x, y, batch.upper))(x)
+
+    def fy(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_y f"""
+        return jax.grad(lambda y: evaluate(self.f, x, y, batch.upper))(y)
+
+    def gx(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_x g"""
+        return jax.grad(lambda x: evaluate(self.g, x, y, batch.lower))(x)
+
+    def gy(self, x: Array, y: Array, batch: Batch) -> Array:
+        """∇_y g"""
+        return jax.grad(lambda y: evaluate(self.g, x, y, batch.lower))(y)
+
+    def gyy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
+        """∇²_yy g · v"""
+        return self._second_order(x, y, batch, v)[1]
+
+    def gxy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
+        """∇²_xy g · v := ∇_x ⟨∇_y g, v⟩"""
+        return self._second_order(x, y, batch, v)[0]
+
+    def _second_order(self, x: Array, y: Array, batch: Batch, v: Array) -> tuple[Array, Array]:
+        # One linearisation gives both products: on equal arguments XLA merges the two calls into one,
+        # and drops the half that nobody asks for.
+        return jax.vjp(lambda x, y: self.gy(x, y, batch), x, y)[1](v)
+
+    def direction(self, z: Point, batches: FiveBatches) -> Point:
+        """The descent directions of the three intertwined problems in x, y and u at z.
+
+        D_x = ∇_x f - ∇²_xy g u,    D_y = ∇_y g,    D_u = ∇²_yy g u - ∇_y f.
+        """
+        x, y, u = z
+        return Point(
+            x=self.fx(x, y, batches.f1) - self.gxy(x, y, batches.g1, u),
+            y=self.gy(x, y, batches.y),
+            u=self.gyy(x, y, batches.g2, u) - self.fy(x, y, batches.f2),
+        )
+
+    def check(self, x: Array, y: Array, batch: Batch) -> None:
+        """Raise `InputError` unless f and g give one number each at (x, y)."""
+        for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower)):
+            out = jax.eval_shape(lambda x, y, rows, loss=loss: evaluate(loss, x, y, rows), x, y, rows)
+            if not (isinstance(out, jax.ShapeDtypeStruct) and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
+                given = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
+                raise InputError(f"{name}(x, y, batch) must return one real number, not {given}: take the mean over the batch")
+
+
+class FiveBatches(NamedTuple):
+    """The minibatches of one `direction`, named as in FedBiO's Algorithm 2; equal ones may be shared."""
+
+    y: Batch
+    g1: Batch
+    g2: Batch
+    f1: Batch
+    f2: Batch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the arrays of a pytree lie one after another in a vector; equal for equal trees, so that JAX compiles once."""
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Layout:
+        """The layout of this tree."""
+        return cls(jax.tree.structure(tree), tuple(np.shape(leaf) for leaf in jax.tree.leaves(tree)))
+
+    def vector(self, tree: Tree) -> Array:
+        """The tree as a vector."""
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    def tree(self, vector: Array) -> Tree:
+        """The vector as a tree."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])
+        parts = jnp.split(vector, ends[:-1])
+        return jax.tree.unflatten(self.structure, [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)])
+
+
+@dataclass(frozen=True)
+class OnVectors:
+    """A loss of trees as a loss of vectors."""
+
+    loss: Loss
+    x: Layout
+    y: Layout
+
+    def __call__(self, x: Array, y: Array, rows: Tree) -> Array:
+        return self.loss(self.x.tree(x), self.y.tree(y), rows)
+
+
+def from_trees(
+    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
+) -> tuple[Problem, Array, Array, Callable, Callable]:
+    """The problem in vectors, its start (x, y), and the two functions that give trees back."""
+    for name, tree in (("x0", x0), ("y0", y0)):
+        leaves = jax.tree.leaves(tree)
+        if not leaves:
+            raise InputError(f"{name} has no arrays in it: give the start as an array or a pytree of arrays")
+        for leaf in leaves:
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise InputError(f"{name} holds {np.asarray(leaf).dtype} numbers, which have no gradient: make them floats")
+            if not np.all(np.isfinite(leaf)):
+                raise InputError(f"{name} holds a value that is not finite: start from finite numbers")
+    x_layout, y_layout = Layout.of(x0), Layout.of(y0)
+    problem = Problem(OnVectors(f, x_layout, y_layout), OnVectors(g, x_layout, y_layout), sets)
+    return problem, x_layout.vector(x0), y_layout.vector(y0), x_layout.tree, y_layout.tree

@@ -1,0 +1,120 @@
+"""What each client function of an algorithm is given and gives: the shapes and dtypes by which both ends check messages.
+
+They are read off the algorithm itself: one abstract step of it, on the client's own losses and the task's x and y,
+computes nothing and meets every call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core import ground_truth, randomness
+from fedbilevel.core.clients import at_client, is_client_function
+from fedbilevel.core.participation import Everyone
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.engines.simulated import Simulator
+from fedbilevel.errors import InputError, NotFinite
+
+
+class Shape(NamedTuple):
+    """A tree of arrays without its numbers."""
+
+    structure: Any
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tree: Tree) -> Shape:
+        """The shape of a tree."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple((jnp.result_type(leaf).name, tuple(jnp.shape(leaf))) for leaf in leaves))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.arrays) or "nothing"
+
+
+class Signature(NamedTuple):
+    """What one call is given and gives."""
+
+    arguments: Shape
+    result: Shape
+
+
+Signatures = Mapping[str, frozenset[Signature]]
+MEASURING = "measuring"  # stands beside the client functions, for the problem's measures at x and y
+
+
+def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array) -> Signatures:
+    """Of all client functions that a start or a step of the algorithm calls, by name, and of measuring."""
+    seen: dict[str, set[Signature]] = {}
+
+    def recorded(name: str, function: Callable[..., Tree]) -> Callable[..., Tree]:
+        @functools.wraps(function)
+        def call(self: Any, client: Any, *args: Tree) -> Tree:
+            result = function(self, client, *args)
+            seen.setdefault(name, set()).add(Signature(Shape.of(args), Shape.of(result)))
+            return result
+
+        return at_client(call)
+
+    kind = type(algorithm)
+    functions = {name: getattr(kind, name) for name in dir(kind) if is_client_function(getattr(kind, name))}
+    watched: Any = object.__new__(type(kind.__name__, (kind,), {name: recorded(name, f) for name, f in functions.items()}))
+    for name, value in vars(algorithm).items():
+        object.__setattr__(watched, name, value)
+
+    def start_and_step(population: Population, x: Array, y: Array, key: Array) -> Any:
+        simulator = Simulator(population, Everyone())
+        state, _ = simulator.init(watched, x, y, key)
+        return simulator.step(watched, state, key)[0]
+
+    jax.eval_shape(start_and_step, population, x, y, randomness.key(0))
+    measured = Shape.of(jax.eval_shape(ground_truth.measures, population, x, y))
+    seen[MEASURING] = {Signature(Shape.of((x, y)), measured)}
+    return {name: frozenset(found) for name, found in seen.items()}
+
+
+def check_arguments(known: Signatures, name: str, args: tuple) -> None:
+    """Raise `InputError` unless a call of that function takes arguments of these shapes."""
+    given = Shape.of(args)
+    taken = {str(s.arguments) for s in known.get(name, ()) if s.arguments != given}
+    if not any(s.arguments == given for s in known.get(name, ())):
+        wanted = " or ".join(sorted(taken)) or "no call at all"
+        raise InputError(f"{name} was asked for with {given}, and this algorithm's takes {wanted}: refused")
+
+
+def check_argument(known: Signatures, value: Tree) -> None:
+    """Raise `InputError` unless every array of a value is of a kind that some call takes."""
+    taken = {array for found in known.values() for s in found for array in s.arguments.arrays}
+    given = Shape.of(value)
+    if not set(given.arrays) <= taken:
+        raise InputError(f"no call of this algorithm takes a value of {given}: refused")
+
+
+def check_result(known: Signatures, name: str, value: Tree) -> None:
+    """Raise `InputError` unless that function gives values of this shape."""
+    given = Shape.of(value)
+    if not any(s.result == given for s in known.get(name, ())):
+        wanted = " or ".join(sorted({str(s.result) for s in known.get(name, ())})) or "nothing"
+        raise InputError(f"{name} was answered with {given}, and this algorithm's gives {wanted}: refused")
+
+
+def check_finite(what: str, tree: Tree) -> None:
+    """Raise `NotFinite` if a number in the tree is not finite."""
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) and not _all_finite(np.asarray(leaf)):
+            raise NotFinite(f"{what} holds a value that is not finite")
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are finite: where their sum is, which is quickly seen, or else one by one."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

@@ -1,0 +1,135 @@
+"""The client's side of a deployed federation: answers requests with its own data, and keeps what it is told to keep."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core import ground_truth
+from fedbilevel.core.clients import is_client_function
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.core.randomness import fold_in, wrapped
+from fedbilevel.engines import wire
+from fedbilevel.engines.call_shapes import MEASURING, Signatures, check_argument, check_arguments, check_finite
+from fedbilevel.engines.messages import EXPRESSIONS, Call, Kept, Measures, Part, Request, Save, Saved, Store
+from fedbilevel.errors import InputError
+
+MOST_KEPT = 1000  # values at a time; algorithms keep a handful
+
+
+class Vault(Protocol):
+    """Where a client's values outlive its process."""
+
+    def save(self, step: int, data: bytes, keep: int) -> None:
+        """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+
+    def load(self, step: int) -> bytes:
+        """The data of a step; `InputError` if there are none."""
+
+
+class ClientRuntime:
+    """One client. Where signatures are given, calls of any other shape are refused."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        population: Population,
+        m: int,
+        weight: float = 1.0,
+        signatures: Signatures | None = None,
+        vault: Vault | None = None,
+    ):
+        self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
+        self._signatures, self._vault = signatures, vault
+        self._named = wire.named_tuples(type(algorithm))
+        self._kept: dict[int, Tree] = {}
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a request; `InputError` or `NotFinite` if it asks for what a client does not do."""
+        request = wire.decode(data, EXPRESSIONS | self._named)
+        if not isinstance(request, Request):
+            raise InputError("a message is no request: refused")
+        if request.reply and not isinstance(request.expression, (Call, Measures)):
+            raise InputError("what is kept here does not leave this client: ask for a client function or for measures")
+        needed = set(request.needed)
+        self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
+        result = self._evaluate(request.expression)
+        return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
+
+    def _evaluate(self, expression: Any) -> Tree:
+        match expression:
+            case Kept(slot=slot):
+                return self._recalled(slot)
+            case Store(value=value, slot=slot):
+                check_finite("a value to keep", value)
+                if self._signatures is not None:
+                    check_argument(self._signatures, value)
+                return self._keep(slot, value)
+            case Part(of=of, path=path):
+                value = self._evaluate(of)
+                for index in path:
+                    value = value[index]
+                return value
+            case Call(function=name, key=key, args=args, slot=slot):
+                value = self._call(name, key, [self._evaluate(a) for a in args])
+                return value if slot is None else self._keep(slot, value)
+            case Measures(x=x, y=y):
+                point = self._evaluate(x), self._evaluate(y)
+                if self._signatures is not None:
+                    check_arguments(self._signatures, MEASURING, point)
+                return _measures(self._population, *point)
+            case Save(step=step, values=values, keep=keep):
+                if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
+                    raise InputError("only what is kept here is saved here: refused")
+                kept = [jax.tree.map(np.asarray, self._evaluate(v)) for v in values]
+                self._disk.save(step, wire.encode(kept), keep)
+                return None
+            case Saved(step=step, place=place, slot=slot):
+                return self._keep(slot, wire.decode(self._disk.load(step), self._named)[place])
+            case list():
+                return [self._evaluate(e) for e in expression]
+            case _:
+                check_finite("an argument", expression)
+                return expression
+
+    def _keep(self, slot: int, value: Tree) -> Tree:
+        if len(self._kept) >= MOST_KEPT and slot not in self._kept:
+            raise InputError(f"{MOST_KEPT} values are kept here already: refused")
+        self._kept[slot] = value
+        return value
+
+    def _recalled(self, slot: int) -> Tree:
+        if slot not in self._kept:
+            raise InputError(f"nothing is kept here under the number {slot}: this client started after it was computed")
+        return self._kept[slot]
+
+    def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
+        if not is_client_function(getattr(self._algorithm, name, None)):
+            raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
+        if self._signatures is not None:
+            check_arguments(self._signatures, name, tuple(args))
+        return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
+
+    @property
+    def _disk(self) -> Vault:
+        if self._vault is None:
+            raise InputError("this client has nowhere to save values: give it a vault")
+        return self._vault
+
+
+@partial(jax.jit, static_argnames="name")
+def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Array], key: Array, args: list[Tree]) -> Tree:
+    population, m, weight = own
+    client = population.alone(fold_in(wrapped(key), m), weight, m)
+    return getattr(algorithm, name)(client, *args)
+
+
+@jax.jit
+def _measures(population: Population, x: Array, y: Array) -> Array:
+    return ground_truth.measures(population, x, y)

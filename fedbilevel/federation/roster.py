@@ -1,0 +1,54 @@
+"""The sites of a job as a transport: each is told of the run before it is asked anything, and one that refuses is left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from fedbilevel.engines.deployed import Unsent
+from fedbilevel.errors import InputError
+from fedbilevel.federation.flare import Flare
+
+BEGINNING = 120.0  # seconds, at least, that sites get to load their data, and for a first answer, which compiles
+BEGINNINGS = 3  # how often a site is told of the run
+
+
+class Participants:
+    """Sites by client number, each with what it is told of the run; `timeout` is that of a round."""
+
+    def __init__(self, transport: Flare, beginnings: Mapping[int, bytes], names: Mapping[int, str], timeout: float):
+        self._transport, self._beginnings, self._names = transport, beginnings, names
+        self._first_timeout = max(timeout, BEGINNING)
+        self._told: Counter[int] = Counter()
+        self._answered: set[int] = set()
+        self.data: dict[int, bytes] = {}  # what the sites say of their data
+        self.left_out: dict[int, str] = {}  # those that are asked no more, and why
+
+    def begin(self) -> dict[int, str]:
+        """Tell all sites of the run: what went wrong, by site. Raises `InputError` if all that are connected refuse."""
+        errors = self._begin(self._beginnings, self._first_timeout)
+        if not self.data:
+            asked = {m: error for m, error in errors.items() if not isinstance(error, Unsent)}
+            refused = bool(asked) and asked.keys() == self.left_out.keys()
+            raise (InputError if refused else RuntimeError)(f"no site takes part; {next(iter((asked or errors).values()))}")
+        return errors
+
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
+        """As the transport's; a site whose word on the beginning has not come is told of it again first."""
+        errors = self._begin([m for m in requests if m not in self.data and m not in self.left_out])
+        there = {m: request for m, request in requests.items() if m in self.data}
+        first = not there.keys() <= self._answered
+        replies, unanswered = self._transport.call("answer", there, self._first_timeout if first else None)
+        self._answered |= replies.keys()
+        left_out = {m: Unsent(line) for m, line in self.left_out.items() if m in requests}
+        return replies, errors | unanswered | left_out
+
+    def _begin(self, sites: Iterable[int], timeout: float | None = None) -> dict[int, str]:
+        replies, errors = self._transport.call("begin", {m: self._beginnings[m] for m in sites}, timeout)
+        self.data |= replies
+        heard = {m: error for m, error in errors.items() if not isinstance(error, Unsent)}
+        self._told.update(heard.keys())
+        for m, error in heard.items():
+            if error.startswith(f"{self._names[m]}: {InputError.__name__}: ") or self._told[m] >= BEGINNINGS:
+                self.left_out[m] = error
+        return errors

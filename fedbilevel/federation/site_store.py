@@ -1,0 +1,55 @@
+"""A site's own values on its own disk: what it keeps from step to step, for the last two checkpoints of each run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+from fedbilevel.errors import InputError
+from fedbilevel.runs.folder import write_atomically
+
+RUNS = 8  # how many runs' values a site keeps; those it has not heard of longest go first
+
+
+class DiskVault:
+    """The values of one run, in a folder of their own beside those of others."""
+
+    def __init__(self, folder: Path, run: str):
+        if not re.fullmatch(r"[0-9a-f]{1,64}", run):
+            raise InputError(f"{run!r} is not a run's identity: refused")
+        self._folder = folder / run
+        if self._folder.exists():
+            self._folder.touch()
+
+    def save(self, step: int, data: bytes, keep: int) -> None:
+        """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+        if not self._folder.exists():
+            self._make_room()
+        write_atomically(self._file(step), hashlib.sha256(data).digest() + data)
+        for file in self._folder.iterdir():
+            if file not in (self._file(step), self._file(keep)):
+                file.unlink()
+
+    def load(self, step: int) -> bytes:
+        """The data of a step; `InputError` if there are none, or they are damaged."""
+        try:
+            content = self._file(step).read_bytes()
+        except FileNotFoundError:
+            raise InputError(f"this site has no values of step {step} on its disk: it cannot take part in this run") from None
+        digest, data = content[:32], content[32:]
+        if hashlib.sha256(data).digest() != digest:
+            raise InputError(f"the values of step {step} on this site's disk are damaged: it cannot take part in this run")
+        return data
+
+    def _make_room(self) -> None:
+        """Make the run's folder, and forget the runs that were not heard of longest."""
+        self._folder.mkdir(parents=True)
+        others = [p for p in self._folder.parent.iterdir() if p != self._folder and p.is_dir()]
+        others.sort(key=lambda p: p.stat().st_mtime)
+        for old in others[: max(0, len(others) + 1 - RUNS)]:
+            shutil.rmtree(old)
+
+    def _file(self, step: int) -> Path:
+        return self._folder / f"step-{int(step)}"

@@ -1,0 +1,71 @@
+"""A picture of a sweep's grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedbilevel.report.styles import SCREEN, Style, save
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep, ranked
+
+
+class HeatMap(NamedTuple):
+    """A metric over the first two names of a grid, the best over the others; not a number where a run diverged."""
+
+    down: str
+    across: str
+    rows: list[str]
+    columns: list[str]
+    numbers: list[list[float]]
+
+
+def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
+    """The sweep's numbers, for a picture."""
+    names = list(sweep.grid)
+    down, across = names[0], names[1] if len(names) > 1 else None
+    rows: Sequence[Any] = sweep.grid[down]
+    columns: Sequence[Any] = sweep.grid[across] if across else [None]
+
+    def best(row: Any, column: Any) -> float:
+        here = [c for c in cells if c.values[down] == row and (across is None or c.values[across] == column)]
+        return ranked(here, metric)[0].mean(metric) if here else math.nan
+
+    numbers = [[best(row, column) for column in columns] for row in rows]
+    return HeatMap(down, across or "", [_text(v) for v in rows], [_text(v) for v in columns], numbers)
+
+
+def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path], style: Style = SCREEN) -> None:
+    """The heat map, under each of these names; crosses where a run diverged."""
+    import matplotlib
+
+    with matplotlib.rc_context(style.settings):
+        _grid(heat_map(sweep, cells, metric), metric, f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds", paths, style)
+
+
+def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style: Style) -> None:
+    from matplotlib.figure import Figure
+
+    down, across, rows, columns, numbers = drawn
+    unit = style.settings["font.size"] / 10  # inches grow with the type
+    width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axis = figure.subplots()
+    for r, row in enumerate(numbers):
+        for c, number in enumerate(row):
+            box = dict(boxstyle="round", fc="white", ec="none", alpha=0.8)
+            axis.text(
+                c, r, "×" if math.isnan(number) else f"{number:.3g}", ha="center", va="center", fontsize="small", bbox=box
+            )
+    image = axis.imshow(numbers, cmap="cividis", aspect="auto")
+    figure.colorbar(image, ax=axis, label=metric.replace("_", " "))
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_xticks(range(len(columns)), columns)
+    axis.set(ylabel=down, xlabel=across, title=title)
+    for path in paths:
+        save(figure, path, style)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

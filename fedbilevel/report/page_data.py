@@ -1,0 +1,138 @@
+"""All that the report page shows, as plain values."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedbilevel.errors import InputError
+from fedbilevel.registry import find
+from fedbilevel.report.confidence import band, series
+from fedbilevel.report.curves import Curve, curves, differences, flat, labels, metrics
+from fedbilevel.report.grid_picture import heat_map
+from fedbilevel.report.learned import learned
+from fedbilevel.report.styles import COLOURS
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.derivative_counts import Tally
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.sweeps.sweep import SweepFolder
+from fedbilevel.tasks import TASKS
+
+AXES = {
+    "rounds": "communication rounds",
+    "megabytes": "megabytes, up and down",
+    "gradients": "gradient evaluations",
+    "seconds": "seconds",
+}
+
+
+def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -> dict[str, Any]:
+    """The page's values; runs without metrics are named and left out."""
+    begun = [folder for folder in folders if folder.rows()]
+    shown, notes = curves(begun), [f"{f.path} has no metrics yet." for f in folders if f not in begun]
+    plain = [folder.configuration.plain() for folder in begun]
+    described, holdings, runs = [flat(c) for c in plain], dict[str, Any](), []
+    for folder, curve, values in zip(begun, shown, described, strict=True):
+        run = _run(folder, curve, values)
+        try:
+            _look_inside(folder, run, holdings)
+        except InputError as error:
+            notes.append(f"{folder.path} is shown without what its task would tell: {error}")
+        runs.append(run)
+    measured = metrics(shown)
+    return {
+        "version": importlib.metadata.version("fedbilevel"),
+        "axes": AXES,
+        "colours": COLOURS,
+        "headlines": list(dict.fromkeys(curve.headline for curve in shown)),
+        "metrics": measured,
+        "runs": runs,
+        "series": _series(runs, plain, described, measured),
+        "differences": differences(described),
+        "holdings": list(holdings.values()),
+        "sweeps": [_sweep(folder) for folder in sweeps],
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def _sweep(folder: SweepFolder) -> dict[str, Any]:
+    """A heat map of the cells that are finished."""
+    sweep, cells = folder.sweep, folder.cells()
+    metric = folder.metric
+    drawn = heat_map(sweep, cells, metric)._asdict()
+    drawn["numbers"] = [[None if math.isnan(n) else n for n in row] for row in drawn["numbers"]]
+    title = f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds: {len(cells)} of {len(sweep.cells())} cells"
+    return {"title": title, "metric": metric, "folder": str(folder.path), **drawn}
+
+
+def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str, Any]:
+    rows = curve.rows
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
+    columns["megabytes"] = [curve.megabytes(row, "up", "down") for row in rows]
+    return {
+        "label": curve.label,
+        "folder": str(folder.path),
+        "status": curve.status,
+        "reason": (folder.result or {}).get("reason", ""),
+        "caveats": (folder.result or {}).get("caveats", []),
+        "megabytes_up": curve.megabytes(rows[-1], "up"),
+        "megabytes_down": curve.megabytes(rows[-1], "down"),
+        "columns": columns,
+        "configuration": described,
+        "versions": folder.versions,
+    }
+
+
+def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any]) -> None:
+    """Add what only the run's experiment can tell: the work done, who holds what, and what x says."""
+    configuration, steps = folder.configuration, run["columns"]["step"]
+    tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
+    work = tally.at(steps, configuration.seed)
+    run["columns"] |= {"gradients": [w.gradients for w in work], "products": [w.products for w in work]}
+    task = tally.experiment.task
+    where = json.dumps([configuration.task, dict(configuration.knobs)])
+    if task.holdings is not None and where not in holdings:
+        counts = {purpose: numbers.tolist() for purpose, numbers in task.holdings.counts.items()}
+        holdings[where] = {"task": configuration.task, "runs": [], "classes": task.holdings.classes, "counts": counts}
+    if where in holdings:
+        holdings[where]["runs"].append(run["label"])
+    x = folder.x()
+    if x is not None:
+        settings = find(TASKS, "task", configuration.task).configure(configuration.task, configuration.knobs)
+        run["learned"] = learned(settings, configuration.data, task, x)
+
+
+@functools.lru_cache(maxsize=64)
+def _tally(configuration: str) -> Tally:
+    """One for all seeds, and counted once however often a page is made."""
+    return Tally(Configuration(**json.loads(configuration)).experiment())
+
+
+def _series(
+    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], measured: list[str]
+) -> list[dict[str, Any]]:
+    """The curves of a chart: one for every configuration, over all seeds that it was run with."""
+    groups = series(plain)
+    names = labels([{k: v for k, v in described[group[0]].items() if k != "seed"} for group in groups])
+    result = []
+    for group, name in zip(groups, names, strict=True):
+        bands: dict[str, dict[str, Any]] = {}
+        for axis in AXES if len(group) > 1 else ():
+            for metric in measured:
+                points = [_points(runs[k]["columns"], axis, metric) for k in group]
+                found = band(*zip(*points, strict=True)) if all(p[0] for p in points) else None
+                if found is not None:
+                    bands.setdefault(axis, {})[metric] = found._asdict()
+        result.append({"label": f"{name}, {len(group)} seeds" if len(group) > 1 else name, "runs": group, "bands": bands})
+    return result
+
+
+def _points(columns: dict[str, list], axis: str, metric: str) -> tuple[list[float], list[float]]:
+    """Where a metric was measured, and what it was."""
+    both = zip(columns.get(axis, []), columns.get(metric, []), strict=False)
+    known = [(at, value) for at, value in both if at is not None and value is not None]
+    return [at for at, _ in known], [value for _, value in known]

@@ -1,0 +1,96 @@
+"""A picture laid out like the paper's: a column for each panel; against rounds, against megabytes, against derivatives."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
+from fedbilevel.runs.reproductions.plan import Panel, Reproduction
+from fedbilevel.runs.reproductions.results import Results, Row, Run, scaled
+from fedbilevel.runs.sweeps.sweep import deviation
+
+AXES: list[tuple[str, Callable[[Row], float]]] = [
+    ("communication rounds", lambda row: row.rounds),
+    ("megabytes, up and down", lambda row: row.megabytes),
+    ("gradients and second-order products", lambda row: row.derivatives),
+]
+PERFECT = 100.5  # per cent, a little above what can be reached
+LABELS = {"percent": "{} (%)", "error": "test error (%)", "plain": "{}"}
+
+
+def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Style = SCREEN) -> None:
+    """Means over the seeds with bands of one standard deviation; the paper's own numbers as circles."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(style.settings):
+        wide = len(plan.panels)
+        figure = Figure(figsize=(style.width * max(wide, 2) / 3, style.height * 2.6), layout="constrained")
+        grid = figure.subplots(len(AXES), wide, squeeze=False, sharey="col")
+        named: dict[str, Any] = {}
+        for column, panel in enumerate(plan.panels):
+            for row, (label, position) in enumerate(AXES):
+                named |= _panel(grid[row][column], plan, panel, results, position)
+                grid[row][column].set_xlabel(label)
+            grid[0][column].set_title(panel.name)
+            _paper(grid[0][column], plan, panel)
+        for row in grid:
+            row[0].set_ylabel(LABELS[plan.scale].format(plan.metric.replace("_", " ")))
+        legend_above(figure, named.values(), named.keys())
+        for path in paths:
+            save(figure, path, style)
+
+
+def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, position: Callable[[Row], float]) -> dict[str, Any]:
+    from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator
+
+    drawn = {}
+    for (of, method), runs in results.items():
+        if of != panel.name:
+            continue
+        k = [m.name for m in plan.methods].index(method)
+        at, mean, spread = _band(runs, position)
+        values = [scaled(plan, v) for v in mean]
+        width = [abs(scaled(plan, v + s) - scaled(plan, v)) for v, s in zip(mean, spread, strict=True)]
+        drawn[method] = axis.plot(at, values, **look(k))[0]
+        low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
+        axis.fill_between(at, low, high, color=look(k)["color"], alpha=0.15, linewidth=0)
+    if plan.scale == "percent":  # stretched towards 100, where methods differ
+        axis.set_yscale("function", functions=(lambda v: -np.log(PERFECT - np.minimum(v, 100)), lambda s: PERFECT - np.exp(-s)))
+        axis.yaxis.set_major_locator(FixedLocator([20, 50, 80, 90, 95, 97, 98, 99]))
+        axis.yaxis.set_major_formatter("{x:g}")
+    if plan.scale == "error":
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    return drawn
+
+
+def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[float], list[float], list[float]]:
+    """Where, the mean and the deviation, over the runs that have come so far."""
+    longest = max(len(run.rows) for run in runs)
+    moments = [[run.rows[k] for run in runs if k < len(run.rows)] for k in range(longest)]
+    values = [[row.value for row in moment] for moment in moments]
+    return (
+        [statistics.fmean(position(row) for row in moment) for moment in moments],
+        [statistics.fmean(v) for v in values],
+        [deviation(v) for v in values],
+    )
+
+
+def _paper(axis: Any, plan: Reproduction, panel: Panel) -> None:
+    for method, numbers in plan.published.get(panel.name, {}).items():
+        k = [m.name for m in plan.methods].index(method)
+        for column, value in zip(plan.columns, numbers, strict=True):
+            at = (column.at, value) if column.at is not None else (value, scaled(plan, column.reach or 0.0))
+            axis.plot(*at, marker="o", markerfacecolor="none", markeredgecolor=look(k)["color"], linestyle="none")

@@ -1,0 +1,194 @@
+"""Tables in Markdown: one for a reproduction, and `RESULTS.md` for all whose numbers are stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.runs.reproductions.plan import (
+    Chosen,
+    Column,
+    Panel,
+    Reproduction,
+    fixed,
+    grid_of,
+    names,
+    paper_of,
+    read,
+    tuned_file,
+)
+from fedbilevel.runs.reproductions.results import (
+    Number,
+    Results,
+    budget,
+    columns,
+    doubts,
+    from_csv,
+    heading,
+    number,
+    scaled,
+    shown,
+    text,
+)
+from fedbilevel.runs.reproductions.study import Study, without_data
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED
+from fedbilevel.runs.sweeps.sweep import untied
+
+INTRODUCTION = """\
+# The papers' tables and figures, reproduced
+
+Written by `fedbilevel reproduce NAME --publish`; every number of ours comes from the files in `results/`. Means and standard
+deviations are over the seeds of a run; the split of the data and the start of the model are the same for all.
+
+Hyperparameters are chosen for every method over a grid of the same number of cells, by seeds that are not among those
+reported, but by the metric that is reported and on the same split, as the papers do: take differences of the size of the
+deviations for nothing. The grids were placed by a first look at a coarser one. A chosen value with a * is at its grid's edge.
+What the paper's values give is their cell of the grid, by the seeds of the choice, one or three: `*.tuned.toml` has them.
+
+*Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
+minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or was not
+measured by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
+Costs are means over the runs that did not diverge, if there are any.
+"""
+
+
+def table(plan: Reproduction, results: Results) -> str:
+    """Ours beside the paper's, and what it cost."""
+    has_paper = bool(plan.published)
+    heads = ["", "method"]
+    for column in columns(plan):
+        heads += [f"paper, {heading(plan, column)}", f"ours, {heading(plan, column)}"] if has_paper else [heading(plan, column)]
+    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "products"]
+    return _markdown(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
+
+
+def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[str]]:
+    methods = plan.methods_of(panel)
+    common = budget([results[panel.name, m] for m in methods])
+    for k, method in enumerate(methods):
+        runs, cells = results[panel.name, method], [panel.name if k == 0 else "", method]
+        for c, column in enumerate(columns(plan)):
+            if plan.published:
+                theirs = plan.published.get(panel.name, {}).get(method)
+                cells.append("" if theirs is None else _printed(column, theirs[c]))
+            cells.append(text(plan, column, number(runs, column)))
+        for reached in zip(*(common.reached(run) for run in runs), strict=True):
+            cells.append(_brief(plan, Number.over(reached)))
+        ends = [run.rows[-1] for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in runs]
+        spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "products")]
+        yield [*cells, *(f"{value:,.0f}" for value in spent)]
+
+
+def entries(plan: Reproduction, panel: Panel, method: str, results: Results) -> list[str]:
+    """A line's numbers, the paper's in brackets."""
+    theirs = plan.published.get(panel.name, {}).get(method)
+    ours = [text(plan, column, number(results[panel.name, method], column)) for column in columns(plan)]
+    if theirs is None:
+        return ours
+    return [f"{a} [{_printed(c, b)}]" for a, b, c in zip(ours, theirs, columns(plan), strict=True)]
+
+
+def _printed(column: Column, value: float) -> str:
+    """A number of the paper's as it has it: rounds, or per cent with two decimals."""
+    return f"{value:g}" if column.reach is not None else f"{value:.2f}"
+
+
+def _brief(plan: Reproduction, entry: Number | None) -> str:
+    if entry is None:
+        return "–"
+    return (f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}") + entry.share
+
+
+def comparison(plan: Reproduction, results: Results) -> str:
+    """Whether our order of methods is the paper's, panel by panel."""
+    lines = []
+    if plan.says:
+        lines.append(f"The paper: {plan.says}")
+    for panel in plan.panels:
+        if panel.name in plan.published or plan.claims(panel):
+            wrong, hollow = doubts(plan, panel, results)
+            verdict = f"not the paper's order: {'; '.join(wrong)}" if wrong else "the paper's order"
+            lines.append(f"- {panel.name}: {verdict}{''.join(f'; {phrase}' for phrase in hollow)}.")
+    if plan.why:
+        lines.append(f"\n{plan.why.strip()}")
+    return "\n".join(lines) + "\n"
+
+
+def choices(plan: Reproduction, folder: Path) -> str:
+    """The values that were chosen, beside the paper's."""
+    tuned = Chosen(tuned_file(plan.name, folder)).entries
+    if not tuned:
+        return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
+    others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
+    methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
+    heads = ["", "method", "grid", "chosen", "not tuned", "the paper's", "with the paper's", "cells that diverged"]
+    lines = []
+    for entry in tuned:
+        method, panel = methods[entry["method"]], panels[entry["panel"]]
+        grid = grid_of(panel, method)
+        given = entry.get("with_paper_values", "")
+        lines.append(
+            [
+                entry["panel"],
+                method.name,
+                "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
+                _values(entry["values"], grid),
+                _values({k: v for k, v in fixed(panel, method).items() if k not in untied(entry["values"])}),
+                _values(paper_of(panel, method)),
+                given if isinstance(given, str) else shown(plan, given),
+                f"{entry['diverged']} of {entry['cells']}",
+            ]
+        )
+    return _markdown(heads, lines) + (f"\n{'; '.join(others)}.\n" if others else "")
+
+
+def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None = None) -> str:
+    def edge(name: str, value: Any) -> str:
+        return "*" if grid and value in (min(grid[name]), max(grid[name])) else ""
+
+    return ", ".join(f"{_names(k)} {v if isinstance(v, str) else f'{v:g}'}{edge(k, v)}" for k, v in values.items())
+
+
+def _names(tied: str) -> str:
+    return " = ".join(tied.split("+"))
+
+
+def section(plan: Reproduction, results: Results, folder: Path) -> str:
+    """A reproduction's part of RESULTS.md."""
+    return "\n".join(
+        [
+            f"## {plan.name}: {plan.title}\n",
+            f"{plan.paper}; {plan.seeds} seeds, {plan.rounds} rounds. {plan.setting.strip()}\n",
+            table(plan, results),
+            comparison(plan, results),
+            f"![{plan.title}](results/{plan.name}.png)\n",
+            f"<details><summary>Hyperparameters</summary>\n\n{choices(plan, folder)}\n</details>\n",
+        ]
+    )
+
+
+def results_page(folder: Path) -> str:
+    """RESULTS.md, of what is stored."""
+    return "\n".join([INTRODUCTION, *(_stored(read(name, folder), folder) for name in names(folder))])
+
+
+def _stored(plan: Reproduction, folder: Path) -> str:
+    described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
+    if not numbers.exists():
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
+    if not described.exists() or json.loads(described.read_bytes()) != description(Study(plan, folder, plans=folder)):
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
+    return section(plan, from_csv(numbers), folder)
+
+
+def description(study: Study) -> dict[str, Any]:
+    """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
+    lines = [without_data(study.line(panel, method)) for panel, method in study.reproduction.lines()]
+    return {"metric": study.reproduction.metric, "lines": lines}
+
+
+def _markdown(heads: Sequence[str], lines: Any) -> str:
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)

@@ -1,0 +1,184 @@
+"""What the clients compute: gradients and second-order products, counted by running each algorithm on no numbers.
+
+A *gradient* is one of ∇_x f, ∇_y f, ∇_x g, ∇_y g of one client on one minibatch; a *product* is ∇²_yy g · v or ∇²_xy g · v
+on one. A minibatch n times as large counts n times. Which client functions a step calls, and at how many clients, is found
+with the simulated engine's own keys, so random chains, sampled cohorts and dropouts are counted as they happened; what a
+function computes is found by calling it with a problem that only counts. All of it follows from the experiment and the
+step alone: it is the same for both engines, and no run needs to store it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from fedbilevel.core import randomness
+from fedbilevel.core.clients import Cohort
+from fedbilevel.core.population import Client
+from fedbilevel.core.problem import FiveBatches, Problem, Tree
+from fedbilevel.core.traffic import Totals, Traffic, product
+from fedbilevel.engines.simulated import Rows, SimulatedClients, SimulatedCohort
+from fedbilevel.runs.experiment import Experiment
+
+STEPS_AT_ONCE = 256
+
+
+class Work(NamedTuple):
+    """Numbers of minibatch derivatives, over all clients."""
+
+    gradients: int = 0
+    products: int = 0
+
+
+class Tally:
+    """The work of an experiment until any step, for any seed; what was counted once is kept."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment = experiment
+        self._state = experiment.state_shapes()
+        self._of_start = jax.jit(self._start)
+        self._of_steps = jax.jit(lambda key, first: lax.map(partial(self._step, key), first + jnp.arange(STEPS_AT_ONCE)))
+        self._until: dict[int, list[Work]] = {}
+
+    def at(self, steps: Sequence[int], seed: int | None = None) -> list[Work]:
+        """The work until each of these steps, with the experiment's own seed unless another is given."""
+        seed = self.experiment.seed if seed is None else seed
+        key = randomness.key(seed)
+        until = self._until.setdefault(seed, [])
+        if not until:
+            until.append(_work(self._of_start(key)))
+        while len(until) <= max(steps, default=0):
+            more = jax.tree.map(np.asarray, self._of_steps(key, len(until)))
+            for k in range(STEPS_AT_ONCE):
+                new = _work(jax.tree.map(lambda a: a[k], more))
+                until.append(Work(until[-1].gradients + new.gradients, until[-1].products + new.products))
+        return [until[step] for step in steps]
+
+    def _start(self, key: Array) -> Traffic:
+        clients = IdleClients(self.experiment.simulator, jax.random.fold_in(key, 0))
+        self.experiment.algorithm.init(self.experiment.task.x, self.experiment.task.y, clients)
+        return clients.traffic
+
+    def _step(self, key: Array, step: Array) -> Traffic:
+        server_key, clients_key = jax.random.split(jax.random.fold_in(key, step))
+        clients = IdleClients(self.experiment.simulator, clients_key)
+        state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._state)
+        self.experiment.algorithm.step(state, clients, server_key)
+        return clients.traffic
+
+
+def _work(counted: Traffic) -> Work:
+    totals = Totals().plus(counted)
+    return Work(totals.up, totals.down)
+
+
+@dataclass(frozen=True)
+class CountingProblem(Problem):
+    """A problem whose derivatives are zero, and counted; in place of a batch it takes the batch's size."""
+
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def fx(self, x: Array, y: Array, batch: Any) -> Array:
+        return self._count("gradients", batch, x)
+
+    def fy(self, x: Array, y: Array, batch: Any) -> Array:
+        return self._count("gradients", batch, y)
+
+    def gx(self, x: Array, y: Array, batch: Any) -> Array:
+        return self._count("gradients", batch, x)
+
+    def gy(self, x: Array, y: Array, batch: Any) -> Array:
+        return self._count("gradients", batch, y)
+
+    def gyy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
+        return self._count("products", batch, y)
+
+    def gxy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
+        return self._count("products", batch, x)
+
+    def _count(self, kind: str, size: int, like: Array) -> Array:
+        self.counted[kind] += size
+        return jnp.zeros_like(like)
+
+
+class CountingClient:
+    """Stands in for a `Client`: its batches are their sizes, in usual minibatches."""
+
+    def __init__(self, problem: CountingProblem, m: int, full_batches: bool):
+        self.problem, self._m, self._full_batches = problem, m, full_batches
+        self.weight = jnp.ones(())
+        self.differs = False  # whether the function looked at which client this is
+
+    @property
+    def number(self) -> Array:
+        """m, as of `Client`."""
+        self.differs = True
+        return jnp.asarray(self._m)
+
+    def batch(self, k: Any = 0, times: int = 1) -> int:
+        """As of `Client`."""
+        return 1 if self._full_batches else times
+
+    def five_batches(self, k: Any = 0, times: int = 1, shared: bool = False) -> FiveBatches:
+        """As of `Client`."""
+        return FiveBatches(*[cast(Any, self.batch(k, times))] * 5)
+
+    def whole(self) -> int:
+        """As of `Client`: one batch."""
+        return 1
+
+
+class IdleClients(SimulatedClients):
+    """Simulated clients that compute nothing: their traffic is gradients, in the place of floats up, and products."""
+
+    def draw(self, active: Array | None = None) -> Cohort:
+        drawn = super().draw(active)
+        assert isinstance(drawn, SimulatedCohort)
+        return IdleCohort(self, drawn._ids, drawn._active)
+
+    def everyone(self) -> Cohort:
+        return IdleCohort(self, jnp.arange(self._simulator.population.size), None)
+
+    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
+        """What crosses the network is not asked for here."""
+
+    def spend(self, gradients: Array, products: Array) -> None:
+        """Add to the work."""
+        self.traffic = self.traffic.plus(0, product(gradients, 1), product(products, 1))
+
+
+class IdleCohort(SimulatedCohort):
+    """A cohort whose members answer with zeros, and whose work is counted."""
+
+    _clients: IdleClients
+
+    def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
+        _, rows = super()._call(function, args)
+        population = self._clients._simulator.population
+        with jax.ensure_compile_time_eval(), jax.disable_jit():
+            here = [
+                jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), arg.rows)
+                if isinstance(arg, Rows)
+                else jax.tree.map(lambda a: jnp.zeros(jnp.shape(a), jnp.result_type(a)), arg)
+                for arg in args
+            ]
+
+            def at(m: int) -> tuple[Work, Tree, bool]:
+                problem = CountingProblem(population.problem.f, population.problem.g)
+                client = CountingClient(problem, m, population.batch_size is None)
+                answer = function(cast(Client, client), *here)
+                return Work(problem.counted["gradients"], problem.counted["products"]), answer, client.differs
+
+            work, answer, differs = at(0)
+            each = np.asarray([at(m)[0] if differs else work for m in range(population.size)])
+        spent = jnp.asarray(each)[self._ids] * self.active[:, None]
+        self._clients.spend(*spent.sum(0))
+        return lambda row: answer, rows

@@ -1,0 +1,281 @@
+"""What a table or figure of a paper is: a file in `reproductions/`, and the hyperparameters chosen for it beside it.
+
+NAME.toml is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long
+they run, what the paper says, and the grid over which each method is tuned. NAME.tuned.toml is written by `--tune`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError
+from fedbilevel.registry import find
+from fedbilevel.runs.sweeps.sweep import Sweep, untied
+from fedbilevel.settings import nearest
+from fedbilevel.tasks import TASKS
+from fedbilevel.toml_file import read_toml
+
+FOLDER = Path(__file__).parents[3] / "reproductions"
+FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
+LOSS_BOUND = 1e9  # far from any that a run recovers from
+SCALES = ("percent", "error", "plain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One of the settings that a paper shows side by side."""
+
+    name: str
+    task: str = ""  # the reproduction's own unless given
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
+    grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # by method, instead of its own
+    papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, instead of its own `paper`
+    claimed: Sequence[Sequence[str]] | None = None  # instead of the reproduction's
+    tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
+    quick: Mapping[str, Any] = field(default_factory=dict)  # the knobs where all is reduced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A line in every panel, or in those that are named."""
+
+    name: str
+    algorithm: str
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # that are not tuned
+    paper: Mapping[str, Any] = field(default_factory=dict)  # the paper's own values of those that are
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tuned_as: str = ""  # the method whose chosen values it has; its own unless given
+    panels: Sequence[str] = ()
+    quick: Mapping[str, Any] = field(default_factory=dict)  # its hyperparameters where all is reduced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A number of a table: the metric after `at` rounds, or the rounds until it is at least `reach`."""
+
+    at: int | None = None
+    reach: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table or a figure."""
+
+    name: str
+    title: str
+    paper: str
+    task: str
+    metric: str
+    rounds: int
+    every: int
+    seeds: int
+    tuning_seeds: int = 1
+    panels: Sequence[Panel]
+    methods: Sequence[Method]
+    scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
+    setting: str = ""  # how the paper's words are read
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[Column] = ()
+    published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
+    claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; methods that it does not tell apart together
+    says: str = ""  # the paper's finding in words
+    why: str = ""  # where ours differs, the reason
+    tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for panel in self.panels:
+            find(TASKS, "task", panel.task or self.task)
+        for method in self.methods:
+            find(ALGORITHMS, "algorithm", method.algorithm)
+        self._check_names()
+        if self.scale not in SCALES:
+            raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
+        grids = [*(m.grid for m in self.methods), *(grid for p in self.panels for grid in p.grids.values())]
+        budgets = {math.prod(map(len, grid.values())) for grid in grids if grid}
+        if len(budgets) > 1:
+            raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
+
+    def _check_names(self) -> None:
+        panels, methods = [panel.name for panel in self.panels], [method.name for method in self.methods]
+        named = [("panel", name, panels) for name in (*self.published, *(p for m in self.methods for p in m.panels))]
+        if not self.tuned_by:
+            named += [("panel", panel.tuned_as, panels) for panel in self.panels if panel.tuned_as]
+            named += [("method", method.tuned_as, methods) for method in self.methods if method.tuned_as]
+        for panel in self.panels:
+            here = self.methods_of(panel)
+            tables = panel.hyperparameters, panel.grids, panel.papers, self.published.get(panel.name, {})
+            named += [(f"method in {panel.name}", name, here) for table in tables for name in table]
+            named += [("method", name, methods) for group in self.claims(panel) for name in group]
+        for kind, name, known in named:
+            if name not in known:
+                raise InputError(f"{self.name}: there is no {kind} {name!r}{nearest(name, known)}")
+
+    def claims(self, panel: Panel) -> Sequence[Sequence[str]]:
+        """The paper's order of methods in a panel."""
+        return self.claimed if panel.claimed is None else panel.claimed
+
+    def lines(self) -> list[tuple[Panel, Method]]:
+        """What is to be run, panel by panel."""
+        return [(p, m) for p in self.panels for m in self.methods if not m.panels or p.name in m.panels]
+
+    def methods_of(self, panel: Panel) -> list[str]:
+        """The names of a panel's lines."""
+        return [method.name for p, method in self.lines() if p.name == panel.name]
+
+    def tuned_lines(self) -> list[tuple[Panel, Method]]:
+        """What is to be tuned."""
+        return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
+
+    def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
+        """The grid of a line, with seeds of its own."""
+        return self._sweep(panel, method, {}, grid_of(panel, method), self.tuning_seeds, TUNING_SEED, data)
+
+    def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
+        """The runs of a line with its chosen values."""
+        return self._sweep(panel, method, chosen, {}, self.seeds, FIRST_SEED, data)
+
+    def _sweep(
+        self,
+        panel: Panel,
+        method: Method,
+        chosen: Mapping[str, Any],
+        grid: Mapping[str, Sequence[Any]],
+        seeds: int,
+        first_seed: int,
+        data: str,
+    ) -> Sweep:
+        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run}
+        run |= {"rounds": self.rounds, "data": data}
+        knobs = {**self.knobs, **panel.knobs, **method.knobs}
+        values = {**fixed(panel, method), **untied(chosen)}
+        return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
+
+    def small(self) -> Reproduction:
+        """The same on bundled data, in about a minute, with the values that suit the small task."""
+        if not self.quick:
+            raise InputError(f"{self.name} has no reduced size: leave out --quick")
+        kept = self.quick.get("panels", [panel.name for panel in self.panels])
+        methods = self.quick.get("methods", [method.name for method in self.methods])
+        return replace(
+            self,
+            task=self.quick["task"],
+            knobs=self.quick.get("knobs", {}),
+            run=self.quick.get("run", {}),
+            rounds=self.quick["rounds"],
+            every=max(1, self.quick["rounds"] // 10),
+            seeds=2,
+            panels=[Panel(name=p.name, knobs=p.quick) for p in self.panels if p.name in kept],
+            methods=[
+                Method(name=m.name, algorithm=m.algorithm, hyperparameters=m.quick, panels=[p for p in m.panels if p in kept])
+                for m in self.methods
+                if m.name in methods and (not m.panels or set(m.panels) & set(kept))
+            ],
+            columns=[Column(at=self.quick["rounds"])] if self.columns else (),
+            published={},
+            claimed=(),
+            says="",
+            why="",
+            tuned_by="",
+        )
+
+
+def grid_of(panel: Panel, method: Method) -> Mapping[str, Sequence[Any]]:
+    """Over which a line is tuned."""
+    return panel.grids.get(method.name, method.grid)
+
+
+def paper_of(panel: Panel, method: Method) -> Mapping[str, Any]:
+    """The paper's own values of a line."""
+    return panel.papers.get(method.name, method.paper)
+
+
+def fixed(panel: Panel, method: Method) -> dict[str, Any]:
+    """A line's hyperparameters that are not tuned."""
+    return {**method.hyperparameters, **panel.hyperparameters.get(method.name, {})}
+
+
+class Chosen:
+    """The values that tuning has chosen, by panel and method."""
+
+    def __init__(self, path: Path):
+        entries = read_toml(path).get("chosen", []) if path.exists() else []
+        self.entries: list[dict[str, Any]] = entries
+
+    def entry(self, panel: str, method: str) -> dict[str, Any]:
+        """What was written of a line; nothing if it was not tuned."""
+        return next((e for e in self.entries if (e["panel"], e["method"]) == (panel, method)), {})
+
+
+def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
+    """The tuned values of a line: its own, or those of the line that it refers to."""
+    if not (method.grid or reproduction.tuned_by):
+        return {}
+    name, line = reproduction.tuned_by or reproduction.name, (panel.tuned_as or panel.name, method.tuned_as or method.name)
+    entry = Chosen(tuned_file(name, folder)).entry(*line)
+    if not entry:
+        raise InputError(f"no values are chosen yet for {', '.join(line)}: do that with 'fedbilevel reproduce {name} --tune'")
+    return dict(entry["values"])
+
+
+def tuned_file(name: str, folder: Path = FOLDER) -> Path:
+    """Where a reproduction's chosen values are."""
+    return folder / f"{name}.tuned.toml"
+
+
+def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Chosen values as a file."""
+    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}."]
+    for entry in entries:
+        values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())
+        rest = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in entry.items() if k != "values")
+        lines += ["", "[[chosen]]", *rest, f"values = {{ {values} }}"]
+    return "\n".join(lines) + "\n"
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """Of all that can be reproduced."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder} of plans: the papers' come with a clone of the project")
+    return sorted(p.stem for p in folder.glob("*.toml") if not p.stem.endswith(".tuned"))
+
+
+def read(name: str, folder: Path = FOLDER) -> Reproduction:
+    """The table or figure of that name."""
+    known = names(folder)
+    if name not in known:
+        raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")
+    content = read_toml(folder / f"{name}.toml")
+    return _made(
+        Reproduction,
+        name,
+        {
+            **content,
+            "name": name,
+            "panels": [_made(Panel, name, p) for p in content.get("panels", [])],
+            "methods": [_made(Method, name, m) for m in content.get("methods", [])],
+            "columns": [_made(Column, name, c) for c in content.get("columns", [])],
+        },
+    )
+
+
+def _made(cls: Any, name: str, values: Mapping[str, Any]) -> Any:
+    known = [f.name for f in fields(cls)]
+    for given in values:
+        if given not in known:
+            raise InputError(f"{name}.toml: a {cls.__name__.lower()} has no {given!r}{nearest(given, known)}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise InputError(f"{name}.toml: {error}") from None

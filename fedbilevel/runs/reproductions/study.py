@@ -1,0 +1,163 @@
+"""Running a table or figure: a folder of sweeps, one for each line's grid and one for its reported runs.
+
+tuning/PANEL/METHOD    the grid, as of `fedbilevel sweep`
+lines/PANEL/METHOD     the runs with the chosen values, and work.json, the derivatives that they took
+
+What is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedbilevel.errors import InputError
+from fedbilevel.runs.derivative_counts import Tally, Work
+from fedbilevel.runs.folder import write_atomically
+from fedbilevel.runs.reproductions.plan import (
+    FOLDER,
+    Method,
+    Panel,
+    Reproduction,
+    chosen_values,
+    fixed,
+    paper_of,
+    tuned_file,
+    tuned_text,
+)
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder, ranked, untied
+
+Observe = Callable[[str, int], None]  # told the line under way and its rounds
+
+
+class Study:
+    """A reproduction and the folder of its runs."""
+
+    def __init__(
+        self,
+        reproduction: Reproduction,
+        path: Path,
+        data: str = "",
+        plans: Path = FOLDER,
+        settings: Callable[[str], Mapping[str, Any]] = lambda algorithm: {},
+    ):
+        """`settings` gives values of an algorithm's that go before those that are chosen."""
+        self.reproduction, self.path, self._data, self._plans, self._settings = reproduction, path, data, plans, settings
+
+    def tune(self, observe: Observe = lambda line, rounds: None) -> None:
+        """Run the grids, and write the chosen values beside the plan."""
+        plan = self.reproduction
+        if not plan.tuned_lines():
+            raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
+        for panel, method in plan.tuned_lines():
+            self.tune_line(panel, method, observe)
+        write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, self.choices()).encode())
+
+    def tune_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+        """Run the grid of one line."""
+        sweep = self.reproduction.tuning(panel, method, self._data)
+        self._run(self._folder("tuning", panel, method), sweep, f"tuning {panel.name}, {method.name}", observe)
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The best cell of each grid that has been run."""
+        plan = self.reproduction
+        return [self.choice(p, m) for p, m in plan.tuned_lines() if (self._folder("tuning", p, m) / "results.jsonl").exists()]
+
+    def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
+        """The best cell of a grid, or the one that lasted longest if all diverged; and what the paper's own values gave."""
+        metric = self.reproduction.metric
+        folder = SweepFolder(self._folder("tuning", panel, method))
+        cells = folder.cells()
+        best = ranked(cells, metric)[0]
+        if best.diverged:
+            best = max(cells, key=_endurance)
+        choice = {
+            "panel": panel.name,
+            "method": method.name,
+            "values": dict(best.values),
+            metric: _mean(best, metric),
+            "seeds": list(folder.sweep.seed_numbers()),
+            "cells": len(cells),
+            "diverged": sum(bool(cell.diverged) for cell in cells),
+        }
+        paper = paper_of(panel, method)
+        published = [c for c in cells if untied(paper).items() <= {**fixed(panel, method), **untied(c.values)}.items()]
+        if paper and published:
+            choice["with_paper_values"] = _mean(published[0], metric)
+        return choice
+
+    def run(self, observe: Observe = lambda line, rounds: None) -> None:
+        """Run what is missing of all lines."""
+        lines = self.reproduction.lines()
+        for panel, method in lines:
+            self.line(panel, method)  # whatever is wrong with one is said before any is run
+        for panel, method in lines:
+            self.run_line(panel, method, observe)
+
+    def line(self, panel: Panel, method: Method) -> Sweep:
+        """What one line runs, with the values that are chosen for it."""
+        chosen = {**untied(chosen_values(self.reproduction, panel, method, self._plans)), **self._settings(method.algorithm)}
+        return self.reproduction.reported(panel, method, chosen, self._data)
+
+    def run_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+        """Run one line."""
+        sweep, folder = self.line(panel, method), self._folder("lines", panel, method)
+        self._run(folder, sweep, f"{panel.name}, {method.name}", observe)
+        if not (folder / "work.json").exists():
+            write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
+
+    def outcome(self, panel: Panel, method: Method) -> Cell:
+        """A line's runs, a run for each seed."""
+        return SweepFolder(self._folder("lines", panel, method)).cells()[0]
+
+    def work(self, panel: Panel, method: Method) -> list[list[Work]]:
+        """Gradients and products until each row of each of a line's runs."""
+        stored = json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
+        return [[Work(*spent) for spent in run] for run in stored]
+
+    def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
+        if (path / "sweep.json").exists() and without_data(SweepFolder(path).sweep) != without_data(sweep):
+            shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
+        if not (path / "sweep.json").exists():
+            SweepFolder.create(path, sweep)
+        observe(label, 0)
+        SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
+        jax.clear_caches()  # a process has room for some thousand compiled programs, and the next line has others
+
+    def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
+        return self.path / kind / _file_name(panel.name) / _file_name(method.name)
+
+
+def _work(sweep: Sweep, cell: Cell) -> list[list[Work]]:
+    tally = Tally(sweep.configuration({}, sweep.first_seed).experiment())
+    return [
+        tally.at([int(row["step"] or 0) for row in outcome.rows], seed)
+        for seed, outcome in zip(sweep.seed_numbers(), cell.outcomes, strict=True)
+    ]
+
+
+def _mean(cell: Cell, metric: str) -> float | str:
+    return DIVERGED if cell.diverged else round(cell.mean(metric), 5)
+
+
+def _endurance(cell: Cell) -> float:
+    """The rounds that all of a cell's runs lasted."""
+    return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
+
+
+def without_data(sweep: Sweep) -> dict[str, Any]:
+    """What a sweep is, wherever its data are."""
+    plain = json.loads(json.dumps(asdict(sweep)))
+    return {**plain, "run": {**plain["run"], "data": ""}}
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.=-]+", "_", name).strip("_")

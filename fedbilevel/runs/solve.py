@@ -1,0 +1,114 @@
+"""The library's front door: from two losses and the clients' data to a solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.core.participation import Everyone, Participation, Uniform
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Loss, Tree, from_trees
+from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
+from fedbilevel.errors import InputError
+from fedbilevel.runs.experiment import Experiment, Snapshot, revealed
+from fedbilevel.tasks.base import Task
+
+
+class Solution(NamedTuple):
+    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if they are the
+    clients' own), and the metrics along the way, a dictionary for each time they were due."""
+
+    x: Tree
+    y: Tree
+    history: list[dict[str, float | None]]
+
+
+def solve(
+    f: Loss,
+    g: Loss,
+    x0: Tree,
+    y0: Tree,
+    *,
+    lower: Sequence[Tree],
+    upper: Sequence[Tree] | None = None,
+    algorithm: Algorithm,
+    rounds: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    clients_per_round: int | None = None,
+    participation: Participation | None = None,
+    weights: Sequence[float] | None = None,
+    x_set: ConvexSet = EVERYWHERE,
+    y_set: ConvexSet = EVERYWHERE,
+    seed: int = 0,
+    every: int = 10,
+    metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
+    chunk_size: int | None = None,
+    products: str = "default",
+    loss_bound: float = 1e6,
+    observe: Callable[[Snapshot], None] | None = None,
+) -> Solution:
+    """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
+
+    Args:
+        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given.
+        x0, y0: where to start, arrays or pytrees of arrays.
+        lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
+            clients may have unequal numbers of rows. `upper` is `lower` unless given.
+        algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
+        rounds, steps: how long, by communication rounds or by the algorithm's outer steps; one of the two.
+        batch_size: rows in a minibatch; None takes all rows every time.
+        clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone if neither.
+        weights: of the clients, in any scale; equal unless given.
+        x_set, y_set: a `Box`, `Ball` or `Simplex` that all entries of x (y) together must stay in; only for an algorithm
+            that projects, such as `MeFBO`.
+        seed: of all randomness.
+        every: rounds between two rows of the history.
+        metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
+        chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
+        products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
+        loss_bound: a loss above it counts as divergence.
+        observe: called with every snapshot of the run, about four times a second.
+
+    Raises:
+        InputError: something given cannot be used.
+        Diverged: the iterates stopped being finite, or a loss went above its bound.
+    """
+    require_algorithm(algorithm)
+    if clients_per_round is not None and participation is not None:
+        raise InputError("give either clients_per_round or participation, not both")
+    problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, Sets(x_set, y_set))
+    population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
+    local = type(algorithm).lower_level == "local"
+    trees = jax.vmap(y_tree) if local else y_tree
+
+    def own_metrics(x: Array, y: Array) -> dict[str, Array]:
+        return metrics(x_tree(x), trees(y)) if metrics else {}
+
+    if participation is None:
+        participation = Everyone() if clients_per_round is None else Uniform(clients_per_round)
+    experiment = Experiment(
+        Task(population, x, y, own_metrics, type(algorithm).lower_level),
+        algorithm,
+        rounds=rounds,
+        steps=steps,
+        participation=participation,
+        seed=seed,
+        every=every,
+        chunk_size=chunk_size,
+        products=products,
+        loss_bound=loss_bound,
+    )
+    history: list[dict[str, float | None]] = []
+    final: Any = None
+    for moment in experiment.run():
+        final = moment.state
+        if moment.metrics is not None:
+            history.append(moment.row())
+        if observe:
+            observe(moment)
+    return Solution(x_tree(final.x), trees(revealed(final.y)), history)

@@ -1,0 +1,296 @@
+"""A grid of hyperparameters with several seeds each: what it is, its folder, and which cell is best.
+
+sweep.json        what is swept
+ranking.json      by which metric its cells are ranked, where that is not the task's own
+results.jsonl     a line for each finished run: its cell, its seed, its numbers along the way
+cells.csv         a line for each cell
+sweep.png, .svg   a picture of the grid
+best.toml         the best cell, for `fedbilevel run --settings`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.errors import InputError
+from fedbilevel.registry import find
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import COUNTERS, Experiment, revealed
+from fedbilevel.runs.folder import locked, write_atomically
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome, bytes_of, run_together
+from fedbilevel.settings import checked, nearest, settings
+from fedbilevel.tasks import TASKS
+
+MOST_TOGETHER = 64  # runs in one program: results are written after each
+LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and several at once only get in each other's way
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
+
+    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x".
+    """
+
+    task: str
+    knobs: Mapping[str, Any]
+    algorithm: str
+    hyperparameters: Mapping[str, Any]  # of all cells
+    grid: Mapping[str, Sequence[Any]]
+    seeds: int
+    run: Mapping[str, Any]  # rounds or steps, every, clients_per_round, ...
+    first_seed: int = 0
+
+    @classmethod
+    def checked(
+        cls,
+        task: str,
+        knobs: Mapping[str, Any],
+        algorithm: str,
+        hyperparameters: Mapping[str, Any],
+        grid: Mapping[str, Sequence[Any]],
+        seeds: int,
+        run: Mapping[str, Any],
+        first_seed: int = 0,
+    ) -> Sweep:
+        """With every value of the grid checked, and in its setting's own type."""
+        known = settings(find(ALGORITHMS, "algorithm", algorithm).load())
+        if seeds < 1:
+            raise InputError(f"seeds must be a whole number of at least 1; given: {seeds}")
+        names = [name for tied in grid for name in tied.split("+")]
+        for name in names:
+            if name not in known:
+                raise InputError(f"{algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
+            if names.count(name) > 1:
+                raise InputError(f"--grid has {name} twice: name each hyperparameter once")
+        values = {
+            tied: [checked(algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            for tied, given in grid.items()
+        }
+        for name, given in values.items():
+            if len(set(given)) < len(given):
+                raise InputError(f"--grid {name} has a value twice in {', '.join(map(str, given))}: name each once")
+        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, dict(run), first_seed)
+
+    def cells(self) -> list[dict[str, Any]]:
+        """The combinations, the last name's values running fastest."""
+        return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
+
+    def seed_numbers(self) -> range:
+        """The seeds of every cell."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+    def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
+        """Of one run."""
+        chosen = {**self.hyperparameters, **untied(cell)}
+        return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, seed=seed, **self.run)
+
+    def metrics(self) -> list[str]:
+        """That its runs have."""
+        experiment = self.configuration(self.cells()[0], self.first_seed).experiment()
+        return list(jax.eval_shape(lambda state: experiment.task.judge(state.x, revealed(state.y)), experiment.state_shapes()))
+
+
+def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The cell's value of every hyperparameter."""
+    return {name: value for tied, value in cell.items() for name in tied.split("+")}
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation; 0 for one value or none."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+class Cell(NamedTuple):
+    """A cell's runs at their ends."""
+
+    values: Mapping[str, Any]
+    outcomes: list[Outcome]
+
+    @property
+    def diverged(self) -> int:
+        """How many of its runs diverged."""
+        return sum(outcome.status == DIVERGED for outcome in self.outcomes)
+
+    def last(self, metric: str) -> list[float]:
+        """The metric at the end of every run that did not diverge."""
+        rows = [outcome.rows[-1] for outcome in self.outcomes if outcome.status != DIVERGED]
+        return [math.nan if row[metric] is None else float(row[metric]) for row in rows]  # type: ignore[arg-type]
+
+    def mean(self, metric: str) -> float:
+        """Over the seeds; not a number if one diverged."""
+        return math.nan if self.diverged else statistics.fmean(self.last(metric))
+
+    def deviation(self, metric: str) -> float:
+        """The standard deviation over the seeds; 0 for one seed."""
+        return deviation(self.last(metric))
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a metric is one of those that should be large."""
+    return metric.endswith(("accuracy", "auc"))
+
+
+def ranked(cells: Sequence[Cell], metric: str) -> list[Cell]:
+    """The best cell first; those with a run that diverged last."""
+    sign = -1 if higher_is_better(metric) else 1
+
+    def rank(cell: Cell) -> tuple[bool, float]:
+        mean = cell.mean(metric)
+        return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
+
+    return sorted(cells, key=rank)
+
+
+class SweepFolder:
+    """A sweep on disk; what is finished of it is not run again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, sweep: Sweep, force: bool = False) -> SweepFolder:
+        """A new sweep, or the one that the folder holds if it is the same."""
+        folder = cls(path)
+        plain = json.loads(json.dumps(asdict(sweep)))
+        if (path / "sweep.json").exists() and not force:
+            if folder._described() != plain:
+                raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
+            return folder
+        sweep.configuration(sweep.cells()[0], 0).experiment()
+        path.mkdir(parents=True, exist_ok=True)
+        for file in ("results.jsonl", "ranking.json"):
+            (path / file).unlink(missing_ok=True)
+        write_atomically(path / "sweep.json", (json.dumps(plain, indent=2) + "\n").encode())
+        return folder
+
+    @property
+    def sweep(self) -> Sweep:
+        """What is swept."""
+        return Sweep(**self._described())
+
+    def rank_by(self, metric: str) -> None:
+        """Have the cells ranked by this metric, now and when the sweep is resumed."""
+        if metric not in (known := self.sweep.metrics()):
+            raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, known)}")
+        write_atomically(self.path / "ranking.json", json.dumps({"metric": metric}).encode())
+
+    @property
+    def metric(self) -> str:
+        """By which the cells are ranked: the task's own unless another was asked for."""
+        file = self.path / "ranking.json"
+        return json.loads(file.read_bytes())["metric"] if file.exists() else TASKS[self.sweep.task].load().headline
+
+    def _described(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "sweep.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path} holds no sweep that can be read ({error})") from None
+
+    def results(self) -> dict[tuple[str, int], Outcome]:
+        """What is finished, by cell and seed; a line that a kill cut off is left out."""
+        file, found = self.path / "results.jsonl", {}
+        for line in file.read_text().splitlines() if file.exists() else ():
+            with contextlib.suppress(ValueError):
+                content = json.loads(line)
+                found[_name(content["cell"]), content["seed"]] = Outcome(content["rows"], content["status"], content["reason"])
+        return found
+
+    def cells(self) -> list[Cell]:
+        """The cells that are finished with all their seeds."""
+        sweep, found = self.sweep, self.results()
+        seeds = sweep.seed_numbers()
+        complete = [cell for cell in sweep.cells() if all((_name(cell), seed) in found for seed in seeds)]
+        return [Cell(cell, [found[_name(cell), seed] for seed in seeds]) for cell in complete]
+
+    def execute(self, observe: Callable[[int, int], None] = lambda done, rounds: None) -> None:
+        """Run what is missing; `observe` is told how many runs are done and the rounds made by those under way."""
+        with locked(self.path):
+            self._execute(observe)
+
+    def _execute(self, observe: Callable[[int, int], None]) -> None:
+        sweep, found = self.sweep, self.results()
+        lines = (_line(json.loads(cell), seed, outcome) for (cell, seed), outcome in found.items())
+        write_atomically(self.path / "results.jsonl", "".join(lines).encode())
+        runs = [(cell, seed) for cell in sweep.cells() for seed in sweep.seed_numbers()]
+        missing = [run for run in runs if (_name(run[0]), run[1]) not in found]
+        done = len(runs) - len(missing)
+        for together in _programs([(run, sweep.configuration(*run).experiment()) for run in missing]):
+            outcomes = run_together([e for _, e in together], partial(observe, done))
+            with (self.path / "results.jsonl").open("a") as file:
+                for ((cell, seed), _), outcome in zip(together, outcomes, strict=True):
+                    file.write(_line(cell, seed, outcome))
+                file.flush()
+                os.fsync(file.fileno())
+            done += len(together)
+            observe(done, 0)
+
+    def conclude(self) -> list[Cell]:
+        """Write the table, and the best cell's settings; the cells, best first."""
+        sweep, metric = self.sweep, self.metric
+        cells = ranked(self.cells(), metric)
+        names = [n for n in cells[0].outcomes[0].rows[0] if n not in COUNTERS]
+        lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
+        for cell in cells:
+            numbers = [value for n in names for value in (cell.mean(n), cell.deviation(n))]
+            lines.append([*map(str, cell.values.values()), str(cell.diverged), *(f"{v:.6g}" for v in numbers)])
+        write_atomically(self.path / "cells.csv", "".join(",".join(line) + "\n" for line in lines).encode())
+        best = cells[0]
+        if not math.isnan(best.mean(metric)):
+            write_atomically(self.path / "best.toml", _settings(sweep, best, len(cells), metric).encode())
+        return cells
+
+
+def _programs(runs: list[tuple[Any, Experiment]]) -> Iterator[list[tuple[Any, Experiment]]]:
+    """The runs in groups that can be one program and that fit into memory."""
+    groups: dict[Any, list[tuple[Any, Experiment]]] = {}
+    for run in runs:
+        groups.setdefault(jax.tree.structure(run[1].algorithm), []).append(run)
+    for group in groups.values():
+        needed = bytes_of(group[0][1])
+        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, _memory() // 2 // needed))
+        for first in range(0, len(group), size):
+            yield group[first : first + size]
+
+
+def _memory() -> int:
+    """Bytes of the memory that arrays are in."""
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _line(cell: Mapping[str, Any], seed: int, outcome: Outcome) -> str:
+    return json.dumps({"cell": cell, "seed": seed, **outcome._asdict()}) + "\n"
+
+
+def _name(cell: Mapping[str, Any]) -> str:
+    return json.dumps(cell, sort_keys=True)
+
+
+def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
+    def table(values: Mapping[str, Any]) -> str:
+        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+    known = settings(ALGORITHMS[sweep.algorithm].load())
+    fixed = {name: checked(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
+    knob_settings = settings(TASKS[sweep.task].load())
+    knobs = {name: checked(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
+    return (
+        f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
+        f"{len(best.outcomes)} seeds.\n"
+        f'task = "{sweep.task}"\n\n[knobs]\n{table(knobs)}\n'
+        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **untied(best.values)})}"
+    )

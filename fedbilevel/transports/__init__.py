@@ -1,1 +1,0 @@
-"""Ways to carry messages between the server and the clients."""
