@@ -93,7 +93,7 @@ class ExchangeSite(Site):
 
 
 class ExchangeServer:
-    """Measures both in turns, so that whatever else the machine does slows both."""
+    """Evaluate both in turns, so that whatever else the machine does slows both."""
 
     def __init__(self, out: str, port: int):
         self.out, self.port = out, port

@@ -28,7 +28,7 @@ def g(x, y, patients):
     return f(x, y, patients) + jnp.sum(jnp.exp(x) * y**2)
 
 
-def judged(x, y):
+def own_metrics(x, y):
     return {"test_accuracy": jnp.mean((features[test] @ y > 0) == bunch.target[test])}
 
 
@@ -45,7 +45,7 @@ solution = fb.solve(
     weights=sizes,
     algorithm=fb.SimFBO(gamma_x=5),
     rounds=600,
-    metrics=judged,
+    metrics=own_metrics,
 )
 first, last = solution.history[0], solution.history[-1]
 print(f"validation loss {first['upper_loss']:.3f} -> {last['upper_loss']:.3f}, test accuracy {last['test_accuracy']:.3f}")

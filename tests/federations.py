@@ -23,7 +23,7 @@ def deployed(algorithm, population, participation, start=None, vaults=None):
 
     runtimes = {m: client(m) for m in range(population.size)}
     federation = RemoteFederation(
-        Loopback(runtimes), population.weights, participation, population.problem.sets, known, population.problem.measures
+        Loopback(runtimes), population.weights, participation, population.problem.sets, known, population.problem.metric_names
     )
     return federation, runtimes
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population, Shards
-from fedbilevel.core.problem import Batch, Point, Problem, evaluate, from_trees
+from fedbilevel.core.problem import Batch, Point, Problem, from_trees, mean_loss
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -89,7 +89,7 @@ def test_all_rows_of_unequal_clients_count_each_once():
     population = Population.build(PROBLEM, shards, shards)
     for m, rows in enumerate(shards):
         whole = jax.jit(lambda m: population.client(m, jax.random.key(0)).whole())(m)
-        np.testing.assert_allclose(evaluate(f, X, Y, whole.upper), f(X, Y, rows), rtol=1e-12)
+        np.testing.assert_allclose(mean_loss(f, X, Y, whole.upper), f(X, Y, rows), rtol=1e-12)
         np.testing.assert_allclose(PROBLEM.gy(X, Y, whole), jax.grad(g, 1)(X, Y, rows), rtol=1e-12)
 
 

@@ -18,7 +18,7 @@ from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines import wire
 from fedbilevel.engines.client_runtime import MOST_KEPT
 from fedbilevel.engines.deployed import RemoteClients, RemoteCohort, Unsent
-from fedbilevel.engines.messages import Call, Kept, Measures, Request, Save, Store
+from fedbilevel.engines.messages import Call, Evaluate, Kept, Request, Save, Store
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskVault
 from fedbilevel.runs.configuration import Configuration
@@ -316,7 +316,7 @@ KEY = np.asarray(jax.random.key_data(jax.random.key(0)))
         (lambda t: Call("descend", KEY, (t.x,), None), r"with float64\[5\], and"),
         (lambda t: Store(t.x * np.inf, 1), "a value to keep holds a value that is not finite"),
         (lambda t: Store(np.zeros(10**6), 1), r"no call of this algorithm takes a value of float64\[1000000\]: refused"),
-        (lambda t: Measures(t.x, t.y[1:]), r"measuring was asked for with float64\[5\], float64\[7\], and .*8\]: refused"),
+        (lambda t: Evaluate(t.x, t.y[1:]), r"evaluate was asked for with float64\[5\], float64\[7\], and .*8\]: refused"),
         (lambda t: Save(1, [t.x], -1), "only what is kept here is saved here: refused"),
         (lambda t: [Store(t.x, slot) for slot in range(MOST_KEPT + 1)], f"{MOST_KEPT} values are kept here already: refused"),
         (lambda t: Call("descend", KEY, (t.x, {"y": t.y}), None), "refused"),
@@ -326,7 +326,7 @@ def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, messa
     task = Quadratic(clients=2).build()
     _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
     with pytest.raises((InputError, NotFinite), match=message):
-        runtimes[0].answer(wire.encode(Request(expression(task), isinstance(expression(task), (Call, Measures)), [])))
+        runtimes[0].answer(wire.encode(Request(expression(task), isinstance(expression(task), (Call, Evaluate)), [])))
 
 
 def test_a_client_refuses_a_message_that_is_no_request():

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 
 from fedbilevel.core.population import Population
-from fedbilevel.core.problem import Batch, LowerLevel, evaluate
+from fedbilevel.core.problem import Batch, LowerLevel, mean_loss
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError
 
@@ -50,15 +50,15 @@ def losses(population: Population, x: Array, y: Array, lower: LowerLevel = "glob
     problem = population.problem
 
     def both(batch: Batch, x: Array, y: Array) -> Array:
-        return jnp.stack([evaluate(problem.f, x, y, batch.upper), evaluate(problem.g, x, y, batch.lower)])
+        return jnp.stack([mean_loss(problem.f, x, y, batch.upper), mean_loss(problem.g, x, y, batch.lower)])
 
     f, g = average(population, both, x, y, lower)
     return f, g
 
 
-def measures(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
-    """What the clients' data says about (x, y), in the order of the problem's `measures`."""
-    return average(population, lambda batch, x, y: population.problem.measured(x, y, batch), x, y, lower)
+def metrics(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
+    """What the clients' data says about (x, y), in the order of the problem's `metric_names`."""
+    return average(population, lambda batch, x, y: population.problem.evaluate(x, y, batch), x, y, lower)
 
 
 def solution(
@@ -75,8 +75,8 @@ def solution(
 
     def one(m: Array) -> Solution:
         whole = population.whole(m)
-        f = lambda x, y: evaluate(population.problem.f, x, y, whole.upper)  # noqa: E731
-        g = lambda x, y: evaluate(population.problem.g, x, y, whole.lower)  # noqa: E731
+        f = lambda x, y: mean_loss(population.problem.f, x, y, whole.upper)  # noqa: E731
+        g = lambda x, y: mean_loss(population.problem.g, x, y, whole.lower)  # noqa: E731
         return _solve(f, g, x, y[m], tolerance, most_steps)
 
     each = lax.map(one, jnp.arange(population.size))

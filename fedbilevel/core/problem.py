@@ -64,7 +64,7 @@ class Ragged(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)  # so that all derivatives share one trace
-def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
+def mean_loss(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
     """The loss on some rows. On ragged rows it is the mean of single-row losses, as a loss must be."""
     if not isinstance(rows, Ragged):
         return loss(x, y, rows)
@@ -76,39 +76,39 @@ def evaluate(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 class Problem:
     """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
 
-    `validated` are further means over f's rows by which a solution is judged, with their names.
+    `metrics` are further means over f's rows by which a solution is judged, with their names.
     """
 
     f: Loss
     g: Loss
     sets: Sets = UNCONSTRAINED
-    validated: tuple[tuple[str, Loss], ...] = ()
+    metrics: tuple[tuple[str, Loss], ...] = ()
 
     @property
-    def measures(self) -> tuple[str, ...]:
-        """The names of what the clients' data says about a solution: the two losses, and what is validated."""
-        return (*LOSSES, *(name for name, _ in self.validated))
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of what the clients' data says about a solution: the two losses, then `metrics`."""
+        return (*LOSSES, *(name for name, _ in self.metrics))
 
-    def measured(self, x: Array, y: Array, batch: Batch) -> Array:
-        """The two losses and what is validated, in the order of `measures`."""
-        upper = [evaluate(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.validated))]
-        return jnp.stack([upper[0], evaluate(self.g, x, y, batch.lower), *upper[1:]])
+    def evaluate(self, x: Array, y: Array, batch: Batch) -> Array:
+        """The two losses and the further metrics, in the order of `metric_names`."""
+        upper = [mean_loss(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.metrics))]
+        return jnp.stack([upper[0], mean_loss(self.g, x, y, batch.lower), *upper[1:]])
 
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""
-        return jax.grad(lambda x: evaluate(self.f, x, y, batch.upper))(x)
+        return jax.grad(lambda x: mean_loss(self.f, x, y, batch.upper))(x)
 
     def fy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y f"""
-        return jax.grad(lambda y: evaluate(self.f, x, y, batch.upper))(y)
+        return jax.grad(lambda y: mean_loss(self.f, x, y, batch.upper))(y)
 
     def gx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x g"""
-        return jax.grad(lambda x: evaluate(self.g, x, y, batch.lower))(x)
+        return jax.grad(lambda x: mean_loss(self.g, x, y, batch.lower))(x)
 
     def gy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y g"""
-        return jax.grad(lambda y: evaluate(self.g, x, y, batch.lower))(y)
+        return jax.grad(lambda y: mean_loss(self.g, x, y, batch.lower))(y)
 
     def gyy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
         """∇²_yy g · v"""
@@ -138,7 +138,7 @@ class Problem:
     def check(self, x: Array, y: Array, batch: Batch) -> None:
         """Raise `InputError` unless f and g give one number each at (x, y)."""
         for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower)):
-            out = jax.eval_shape(lambda x, y, rows, loss=loss: evaluate(loss, x, y, rows), x, y, rows)
+            out = jax.eval_shape(lambda x, y, rows, loss=loss: mean_loss(loss, x, y, rows), x, y, rows)
             if not (isinstance(out, jax.ShapeDtypeStruct) and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
                 given = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
                 raise InputError(f"{name}(x, y, batch) must return one real number, not {given}: take the mean over the batch")

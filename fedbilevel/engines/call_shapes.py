@@ -49,7 +49,7 @@ class Signature(NamedTuple):
 
 
 Signatures = Mapping[str, frozenset[Signature]]
-MEASURING = "measuring"  # stands beside the client functions, for the problem's measures at x and y
+EVALUATING = "evaluate"  # stands beside the client functions, for the problem's measures at x and y
 
 
 def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array) -> Signatures:
@@ -77,8 +77,8 @@ def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array)
         return simulator.step(watched, state, key)[0]
 
     jax.eval_shape(start_and_step, population, x, y, randomness.key(0))
-    measured = Shape.of(jax.eval_shape(ground_truth.measures, population, x, y))
-    seen[MEASURING] = {Signature(Shape.of((x, y)), measured)}
+    measured = Shape.of(jax.eval_shape(ground_truth.metrics, population, x, y))
+    seen[EVALUATING] = {Signature(Shape.of((x, y)), measured)}
     return {name: frozenset(found) for name, found in seen.items()}
 
 

@@ -16,8 +16,8 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import MEASURING, Signatures, check_argument, check_arguments, check_finite
-from fedbilevel.engines.messages import EXPRESSIONS, Call, Kept, Measures, Part, Request, Save, Saved, Store
+from fedbilevel.engines.call_shapes import EVALUATING, Signatures, check_argument, check_arguments, check_finite
+from fedbilevel.engines.messages import EXPRESSIONS, Call, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.errors import InputError
 
 MOST_KEPT = 1000  # values at a time; algorithms keep a handful
@@ -55,7 +55,7 @@ class ClientRuntime:
         request = wire.decode(data, EXPRESSIONS | self._named)
         if not isinstance(request, Request):
             raise InputError("a message is no request: refused")
-        if request.reply and not isinstance(request.expression, (Call, Measures)):
+        if request.reply and not isinstance(request.expression, (Call, Evaluate)):
             raise InputError("what is kept here does not leave this client: ask for a client function or for measures")
         needed = set(request.needed)
         self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
@@ -79,11 +79,11 @@ class ClientRuntime:
             case Call(function=name, key=key, args=args, slot=slot):
                 value = self._call(name, key, [self._evaluate(a) for a in args])
                 return value if slot is None else self._keep(slot, value)
-            case Measures(x=x, y=y):
+            case Evaluate(x=x, y=y):
                 point = self._evaluate(x), self._evaluate(y)
                 if self._signatures is not None:
-                    check_arguments(self._signatures, MEASURING, point)
-                return _measures(self._population, *point)
+                    check_arguments(self._signatures, EVALUATING, point)
+                return _metrics(self._population, *point)
             case Save(step=step, values=values, keep=keep):
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
                     raise InputError("only what is kept here is saved here: refused")
@@ -131,5 +131,5 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
 
 
 @jax.jit
-def _measures(population: Population, x: Array, y: Array) -> Array:
-    return ground_truth.measures(population, x, y)
+def _metrics(population: Population, x: Array, y: Array) -> Array:
+    return ground_truth.metrics(population, x, y)

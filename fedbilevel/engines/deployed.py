@@ -27,7 +27,7 @@ from fedbilevel.core.sets import UNCONSTRAINED, Sets
 from fedbilevel.core.traffic import Totals, floats
 from fedbilevel.engines import wire
 from fedbilevel.engines.call_shapes import Signatures, check_finite, check_result
-from fedbilevel.engines.messages import Call, Kept, Measures, Part, Request, Save, Saved, Store, sent_floats
+from fedbilevel.engines.messages import Call, Evaluate, Kept, Part, Request, Save, Saved, Store, sent_floats
 from fedbilevel.errors import InputError, NotFinite
 
 
@@ -108,9 +108,9 @@ class RemoteFederation:
         participation: Participation,
         sets: Sets = UNCONSTRAINED,
         signatures: Signatures | None = None,
-        measures: Sequence[str] = LOSSES,
+        metric_names: Sequence[str] = LOSSES,
     ):
-        self.measures = measures
+        self.metric_names = metric_names
         self.transport, self.weights, self.participation, self.sets = transport, np.asarray(weights), participation, sets
         self.needed: dict[int, set[int]] = {m: set() for m in range(len(weights))}  # slots, by client
         self.absences = 0  # answers of clients that were missing since the last evaluation
@@ -152,14 +152,14 @@ class RemoteFederation:
         for m in range(len(self.weights)):
             computed: list[Held] = []
             y = state.y.at(m).expression(computed) if isinstance(state.y, RemoteRows) else state.y
-            wanted[m] = Measures(state.x, y), computed
+            wanted[m] = Evaluate(state.x, y), computed
         replies, errors = self.ask(wanted, reply=True, types={})
         if not replies:
             raise silence(errors)
         weights = self.weights[list(replies)]
         means = weights / weights.sum() @ np.stack(list(replies.values()))
         absences, self.absences = self.absences + len(errors), 0
-        return {**dict(zip(self.measures, map(float, means), strict=True)), "absences": absences}
+        return {**dict(zip(self.metric_names, map(float, means), strict=True)), "absences": absences}
 
     def save(self, state: Any, step: int) -> Any:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
@@ -237,9 +237,9 @@ class RemoteFederation:
         """Raise unless the value can be what the expression gives."""
         if isinstance(expression, Call) and self._signatures is not None:
             check_result(self._signatures, expression.function, value)
-        if isinstance(expression, Measures) and np.shape(value) != (len(self.measures),):
+        if isinstance(expression, Evaluate) and np.shape(value) != (len(self.metric_names),):
             raise InputError(
-                f"{len(self.measures)} numbers were asked for, and an array of shape {np.shape(value)} came: refused"
+                f"{len(self.metric_names)} numbers were asked for, and an array of shape {np.shape(value)} came: refused"
             )
         check_finite("an answer", value)
 

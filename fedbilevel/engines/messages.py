@@ -39,7 +39,7 @@ class Part(NamedTuple):
     path: tuple[int, ...]
 
 
-class Measures(NamedTuple):
+class Evaluate(NamedTuple):
     """The problem's `measures` at x and y on all of the client's rows."""
 
     x: Any
@@ -70,7 +70,7 @@ class Request(NamedTuple):
     needed: list[int]
 
 
-EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Measures, Save, Saved, Request)}
+EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Evaluate, Save, Saved, Request)}
 
 
 def sent_floats(expression: Any) -> int:

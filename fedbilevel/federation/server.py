@@ -103,7 +103,7 @@ class ExperimentServer:
         known = signatures(experiment.algorithm, population, task.x, task.y)
         sets = population.problem.sets
         federation = RemoteFederation(
-            participants, population.weights, experiment.participation, sets, known, population.problem.measures
+            participants, population.weights, experiment.participation, sets, known, population.problem.metric_names
         )
         return dataclasses.replace(experiment, task=task, federation=federation)
 

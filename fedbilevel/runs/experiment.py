@@ -198,7 +198,7 @@ class Experiment:
             with self._finite(Snapshot(None, 0, Totals(), 0.0)):
                 state, traffic = start_with(engine, self.algorithm, self.task.x, self.task.y, self._key(0))
                 first = Snapshot(state, 0, Totals().plus(traffic), time.perf_counter() - began)
-                first = self.judged(first, evaluate(state))
+                first = self.with_metrics(first, evaluate(state))
             yield first
             start = Snapshot(state, 0, Totals().plus(traffic), 0.0)
         state, step, totals, before, _ = start
@@ -225,7 +225,7 @@ class Experiment:
             calls, ended, step = calls + 1, not more, new_step
             if ended or totals.rounds >= due:
                 with self._finite(moment):
-                    moment = self.judged(moment, evaluate(state))
+                    moment = self.with_metrics(moment, evaluate(state))
             yield moment
             if ended:
                 return
@@ -237,7 +237,7 @@ class Experiment:
         """The metrics of a state: what its clients' data says, and what the task says about (x, y)."""
         task, federation = self.task, self.federation
         if federation is None:
-            return lambda state: task.judge(state.x, revealed(state.y))
+            return lambda state: task.evaluate(state.x, revealed(state.y))
         known = jax.jit(known_at_server(task))
         return lambda state: {**federation.evaluate(state), **known(state.x, None if held(state.y) else state.y)}
 
@@ -249,7 +249,7 @@ class Experiment:
         except NotFinite as error:
             raise Diverged(self.advice(moment, str(error))) from None
 
-    def judged(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
+    def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` where a loss is above the bound."""
         metrics: dict[str, float | None] = {}
         for name, value in values.items():

@@ -108,19 +108,19 @@ class Task:
     truths: tuple[str, ...] = ()
 
     @functools.cached_property
-    def judge(self) -> Callable[[Array, Any], dict[str, Array]]:
+    def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at (x, y), compiled once for all runs on the task."""
 
-        def judge(x: Array, y: Any) -> dict[str, Array]:
-            measures = ground_truth.measures(self.population, x, y, self.lower_level)
-            return {**dict(zip(self.population.problem.measures, measures, strict=True)), **self.metrics(x, y)}
+        def evaluate(x: Array, y: Any) -> dict[str, Array]:
+            measures = ground_truth.metrics(self.population, x, y, self.lower_level)
+            return {**dict(zip(self.population.problem.metric_names, measures, strict=True)), **self.metrics(x, y)}
 
-        return jax.jit(judge)
+        return jax.jit(evaluate)
 
     @functools.cached_property
-    def judge_each(self) -> Callable[[Array, Any], dict[str, Array]]:
+    def evaluate_each(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at every row of stacked x and y, one after another."""
-        return jax.jit(lambda xs, ys: lax.map(lambda pair: self.judge(*pair), (xs, ys)))
+        return jax.jit(lambda xs, ys: lax.map(lambda pair: self.evaluate(*pair), (xs, ys)))
 
 
 class TaskSettings(Protocol):

@@ -21,7 +21,7 @@ from fedbilevel.tasks.models import lenet, mlp
 from fedbilevel.tasks.models.mlp import Layer
 
 CLASSES = 10
-JUDGED_AT_ONCE = 500  # test images
+TESTED_AT_ONCE = 500  # test images
 
 
 class Labelled(NamedTuple):
@@ -79,7 +79,7 @@ def squared_norm(tree: Any) -> Array:
 
 def guesses(net: Network, layers: Sequence[Layer], images: Array) -> Array:
     """The class with the largest logit, image by image."""
-    return lax.map(lambda image: net.apply(layers, image[None])[0].argmax(), images, batch_size=JUDGED_AT_ONCE)
+    return lax.map(lambda image: net.apply(layers, image[None])[0].argmax(), images, batch_size=TESTED_AT_ONCE)
 
 
 def accuracy(net: Network, layers: Sequence[Layer], images: Array, labels: Array) -> Array:

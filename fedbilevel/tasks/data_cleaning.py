@@ -180,7 +180,7 @@ class DataCleaning:
         def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
             return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
 
-        problem = replace(problem, validated=(("validation_error", validation_error),))
+        problem = replace(problem, metrics=(("validation_error", validation_error),))
         population = Population.build(
             problem,
             upper=[Labelled(source.images[v], source.labels[v]) for v in validation],

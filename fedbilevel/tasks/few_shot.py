@@ -142,7 +142,7 @@ class FewShot:
             wrong = lambda images, labels, place: (features(blocks, images) @ heads[place]).argmax(1) != labels  # noqa: E731
             return jnp.mean(over_tasks(wrong, rows))
 
-        problem = replace(problem, validated=(("validation_error", validation_error),))
+        problem = replace(problem, metrics=(("validation_error", validation_error),))
         population = Population.build(problem, validation, train, batch_size=self.batch_size or None)
         known, asked, _ = self._tasks(source, unseen, self.test_tasks, (self.data_seed, len(held)))
         test = jax.tree.map(jnp.asarray, (known.images, known.labels, asked.images, asked.labels))

@@ -72,10 +72,10 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
     runs = [_Run(e, Totals().plus(_row(traffic, k))) for k, e in enumerate(experiments)]
     steps = np.zeros(len(runs), np.int32)
     while True:
-        values = jax.device_get(task.judge_each(states.x, revealed(states.y)))
+        values = jax.device_get(task.evaluate_each(states.x, revealed(states.y)))
         for k, run in enumerate(runs):
             if run.due:
-                run.judge(Snapshot(None, int(steps[k]), run.totals, (time.perf_counter() - began) / len(runs)), _row(values, k))
+                run.note(Snapshot(None, int(steps[k]), run.totals, (time.perf_counter() - began) / len(runs)), _row(values, k))
         running = [run for run in runs if run.status is None]
         if not running:
             return [Outcome(run.rows, run.status or FINISHED, run.reason) for run in runs]
@@ -132,12 +132,12 @@ class _Run:
         if not finite:
             self._diverge(self.experiment.advice(Snapshot(None, step, self.totals, 0.0), "a number is not finite"))
 
-    def judge(self, moment: Snapshot, values: dict[str, Any]) -> None:
+    def note(self, moment: Snapshot, values: dict[str, Any]) -> None:
         """Note the metrics of a moment."""
         if self.status is not None:
             return
         try:
-            self.rows.append(self.experiment.judged(moment, values).row())
+            self.rows.append(self.experiment.with_metrics(moment, values).row())
         except Diverged as error:
             self._diverge(str(error))
         if self.status is None and not self._more:

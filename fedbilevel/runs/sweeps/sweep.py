@@ -101,7 +101,9 @@ class Sweep:
     def metrics(self) -> list[str]:
         """That its runs have."""
         experiment = self.configuration(self.cells()[0], self.first_seed).experiment()
-        return list(jax.eval_shape(lambda state: experiment.task.judge(state.x, revealed(state.y)), experiment.state_shapes()))
+        return list(
+            jax.eval_shape(lambda state: experiment.task.evaluate(state.x, revealed(state.y)), experiment.state_shapes())
+        )
 
 
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
