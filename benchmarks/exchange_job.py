@@ -23,9 +23,9 @@ from fedbilevel.core.clients import Client, Clients, at_client
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Pair, Problem
-from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
-from fedbilevel.engines.deployed import RemoteFederation
+from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.federation.flare import Flare
 from fedbilevel.federation.site import Site
 
@@ -54,10 +54,11 @@ class Halve(Algorithm):
         return 1
 
 
-def population() -> Population:
-    """One client with a row."""
+def population(clients: int = 1) -> Population:
+    """Clients with a row each."""
     zero = Problem(lambda x, y, rows: jnp.sum(y * rows), lambda x, y, rows: jnp.sum(y * rows))
-    return Population.build(zero, [np.ones((1, 1), np.float32)], [np.ones((1, 1), np.float32)])
+    rows = [np.ones((1, 1), np.float32)] * clients
+    return Population.build(zero, rows, rows)
 
 
 class ExchangeSite(Site):
@@ -67,7 +68,7 @@ class ExchangeSite(Site):
     def begin(self, request: bytes) -> list:
         """Get ready for arrays of so many floats."""
         number, size = json.loads(request)
-        known = signatures(Halve(), population(), jnp.zeros(size), jnp.zeros(1))
+        known = call_shapes(Halve(), population(), jnp.zeros(size), jnp.zeros(1))
         self._runtime = ClientRuntime(Halve(), population(), number, 1.0, known)
         return [True, b""]
 
@@ -116,10 +117,10 @@ class ExchangeServer:
         for name, size in SIZES.items():
             x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
             transport.call("begin", {m: json.dumps([m, size]).encode() for m in proxies})
-            known = signatures(Halve(), population(), jnp.asarray(x), jnp.zeros(1))
-            federation = RemoteFederation(transport, jnp.ones(len(proxies)) / len(proxies), Everyone(), signatures=known)
+            known = call_shapes(Halve(), population(), jnp.asarray(x), jnp.zeros(1))
+            engine = DeployedEngine(transport, population(len(proxies)), Everyone(), known)
             state, key = Pair(jnp.asarray(x), jnp.zeros(1)), jax.random.key(0)
-            exchanges = {"ours": lambda: federation.step(Halve(), state, key), "bare": lambda: bare(x)}
+            exchanges = {"ours": lambda: engine.step(Halve(), state, key), "bare": lambda: bare(x)}
             seconds: dict[str, list[float]] = {"ours": [], "bare": []}
             bytes_: dict[str, int] = {}
             for which, exchange in exchanges.items():
@@ -135,7 +136,7 @@ class ExchangeServer:
                     began = time.perf_counter()
                     exchange()
                     seconds[which].append(time.perf_counter() - began)
-            np.testing.assert_allclose(federation.step(Halve(), state, key)[0].x, x / 2, rtol=1e-6)
+            np.testing.assert_allclose(engine.step(Halve(), state, key)[0].x, x / 2, rtol=1e-6)
             results[name] = {
                 "counted": 2 * 4 * size * len(proxies),
                 **{f"{which} seconds": statistics.median(s) for which, s in seconds.items()},

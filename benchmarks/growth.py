@@ -65,12 +65,12 @@ def measure(clients: int, participants: int, steps: int) -> dict[str, float]:
 
     from fedbilevel.algorithms.fedbioacc import FedBiOAcc
     from fedbilevel.core.participation import Uniform
-    from fedbilevel.engines.simulated import Simulator
+    from fedbilevel.engines.simulated import SimulatedEngine
 
     everyone, x, y = population(clients)
     data = sum(leaf.nbytes for leaf in jax.tree.leaves((everyone.upper, everyone.lower)))
-    simulator, algorithm, key = Simulator(everyone, Uniform(participants), CHUNK), FedBiOAcc(), jax.random.key(0)
-    state, _ = jax.jit(Simulator.init)(simulator, algorithm, x, y, key)
+    simulator, algorithm, key = SimulatedEngine(everyone, Uniform(participants), CHUNK), FedBiOAcc(), jax.random.key(0)
+    state, *_ = jax.jit(SimulatedEngine.init)(simulator, algorithm, x, y, key)
     program = run_steps.lower(simulator, algorithm, state, key, steps).compile()
     took = min(seconds(lambda: program(simulator, algorithm, state, key)) for _ in range(REPEATS))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

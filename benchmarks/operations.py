@@ -8,7 +8,7 @@ operations that nothing needs do not count. Only products of matrices are counte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Literal
 
-from fedbilevel.core.clients import Cohort
-from fedbilevel.core.traffic import Totals, product
-from fedbilevel.engines.simulated import SimulatedClients, SimulatedCohort
+from fedbilevel.core.traffic import Totals, Traffic
+from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulated
 
 THOUSAND = 1000  # since the counts of a call are words of 32 bits
 INLINED = {
@@ -34,49 +34,22 @@ INLINED = {
 
 def of_steps(experiment: Experiment, count: int) -> int:
     """The floating-point operations in matrix products of the first so many steps."""
-    simulator, algorithm = experiment.simulator, experiment.algorithm
-    state = experiment.state_shapes()
+    engine, algorithm, task = simulated(experiment), experiment.algorithm, experiment.task
+    state = engine.state_shapes(algorithm, task.x, task.y, jax.random.key(0))
 
     @jax.jit
-    def of_step(key: Array) -> Any:
-        server_key, clients_key = jax.random.split(key)
-        clients = IdleClients(simulator, clients_key)
-        algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), state), clients, server_key)
-        return clients.traffic
+    def of_step(key: Array) -> Traffic:
+        return engine.rehearse_step(counted, algorithm, state, key)
 
-    keys = [jax.random.fold_in(jax.random.key(experiment.seed), t) for t in range(count)]
+    keys = [jax.random.fold_in(jax.random.key(experiment.options.seed), t) for t in range(count)]
     return THOUSAND * sum(Totals().plus(of_step(key)).up for key in keys)
 
 
-class IdleClients(SimulatedClients):
-    """Simulated clients that compute nothing; thousands of operations that they would do stand in the place of floats up."""
-
-    def draw(self, active: Array | None = None) -> Cohort:
-        drawn = super().draw(active)
-        return IdleCohort(self, drawn._ids, drawn._active)  # type: ignore[attr-defined]
-
-    def everyone(self) -> Cohort:
-        return IdleCohort(self, jnp.arange(self._simulator.population.size), None)
-
-    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
-        """What crosses the network is not asked for here."""
-
-    def spend(self, members: Array | int, operations: int) -> None:
-        """Add what each of some members does."""
-        self.traffic = self.traffic.plus(0, product(members, round(operations / THOUSAND)), product(0, 0))
-
-
-class IdleCohort(SimulatedCohort):
-    """A cohort whose members answer with zeros, and whose operations are counted."""
-
-    _clients: IdleClients
-
-    def _call(self, function: Callable[..., Any], args: tuple) -> tuple[Callable[[Any], Any], Any]:
-        compute, rows = super()._call(function, args)
-        one = jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), rows)
-        self._clients.spend(self._count, products(jax.make_jaxpr(compute)(one).jaxpr))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, one))
-        return lambda row: zeros, rows
+def counted(call: ClientCall) -> Rehearsed:
+    """Thousands of operations that the active members of a call would do."""
+    each = products(jax.make_jaxpr(call.compute)(call.row()).jaxpr)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result())
+    return Rehearsed(zeros, (call.active.sum(dtype=jnp.uint32) * round(each / THOUSAND), 0))
 
 
 def products(program: Any) -> int:

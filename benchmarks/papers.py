@@ -15,6 +15,7 @@ import numpy as np
 from fedbilevel.command import compilation
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.data import idx
 
 compilation.compile_fast()
@@ -25,7 +26,7 @@ def experiment(algorithm: str, *, task: str = TASK, data: str = "", knobs: Any =
     """An algorithm on a task with the settings that suit it there; hyperparameters are among the rest."""
     run = {name: rest.pop(name) for name in ("clients_per_round", "seed", "steps", "every", "products") if name in rest}
     data = data or (generated_mnist() if task.endswith("-mnist") else "")
-    return Configuration.resolve(task, dict(knobs), algorithm, rest, data=data, **{"steps": 1, **run}).experiment()
+    return Configuration.resolve(task, dict(knobs), algorithm, rest, RunOptions(**{"steps": 1, **run}), data=data).experiment()
 
 
 @functools.cache

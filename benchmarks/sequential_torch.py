@@ -245,7 +245,7 @@ class Clients:
 
     def draw(self) -> list[int]:
         """A cohort."""
-        return torch.randperm(self.of.task.population.size)[: self.of.simulator.participation.size].tolist()  # type: ignore[attr-defined]
+        return torch.randperm(self.of.task.population.size)[: self.of.engine.participation.size].tolist()  # type: ignore[attr-defined]
 
     def call(self, cohort: list[int]) -> Iterator[Callable[[int], list[Batch]]]:
         """For each of the cohort in turn, what draws so many minibatches."""
@@ -270,7 +270,7 @@ class SameClients(Clients):
         self.key, self.calls = key, 0
 
     def draw(self) -> list[int]:
-        ids, _ = self.of.simulator.participation.draw(self._next(), self.of.task.population.size)
+        ids, _ = self.of.engine.participation.draw(self._next(), self.of.task.population.size)
         return np.asarray(ids).tolist()
 
     def call(self, cohort: list[int]) -> Iterator[Callable[[int], list[Batch]]]:
@@ -315,7 +315,7 @@ def name_of(of: Experiment) -> str:
 
 def chain_length(of: Experiment, server_key: jax.Array) -> int:
     """The Neumann rounds of FedNest's step; 0 for the others."""
-    return int(of.algorithm.lengths(server_key, of.simulator.participation.size).max()) if name_of(of) == "fednest" else 0  # type: ignore[attr-defined]
+    return int(of.algorithm.lengths(server_key, of.engine.participation.size).max()) if name_of(of) == "fednest" else 0  # type: ignore[attr-defined]
 
 
 def disagreement(of: Experiment, device: str) -> np.ndarray:
@@ -325,13 +325,13 @@ def disagreement(of: Experiment, device: str) -> np.ndarray:
     differs by a hundred times as much as all others.)
     """
     losses, z, data = losses_of(of), start_of(of, device), Data(of, device)
-    state, _ = of.simulator.init(of.algorithm, of.task.x, of.task.y, jax.random.key(0))
-    step = jax.jit(type(of.simulator).step)
+    state, *_ = of.engine.init(of.algorithm, of.task.x, of.task.y, jax.random.key(0))
+    step = jax.jit(type(of.engine).step)
     for t in range(CHECKED_STEPS):
         key = jax.random.fold_in(jax.random.key(1), t)
         server_key, clients_key = jax.random.split(key)
         z = STEPS[name_of(of)](of.algorithm, losses, z, SameClients(of, data, clients_key), t, chain_length(of, server_key))
-        state, _ = step(of.simulator, of.algorithm, state, key)
+        state, *_ = step(of.engine, of.algorithm, state, key)
     ours = [np.asarray(v) for v in (state.x, state.y)]
     theirs = [np.concatenate([p.detach().cpu().numpy().ravel() for p in v]) for v in z[:2]]
     own, way, apart = (
@@ -344,7 +344,7 @@ def disagreement(of: Experiment, device: str) -> np.ndarray:
 def sequential(of: Experiment, device: str, count: int) -> Callable[[], Any]:
     """What makes so many steps from the start in PyTorch, with the same numbers of rounds as ours has."""
     losses, start, clients = losses_of(of), start_of(of, device), Clients(of, Data(of, device))
-    keys = [jax.random.split(jax.random.fold_in(jax.random.key(of.seed), t))[0] for t in range(count)]
+    keys = [jax.random.split(jax.random.fold_in(jax.random.key(of.options.seed), t))[0] for t in range(count)]
     lengths = [chain_length(of, key) for key in keys]
 
     def work() -> None:

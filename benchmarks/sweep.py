@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from timing import in_turns, ratio
 
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import run_together
 
 SEEDS, ROUNDS, REPEATS = 5, 1000, 3
@@ -36,7 +37,7 @@ class Measured(NamedTuple):
 def measure(task: str, algorithm: str, knobs: dict[str, Any], cells: list[dict[str, float]]) -> Measured:
     """A sweep's runs together, and one by one."""
     experiments = [
-        Configuration.resolve(task, knobs, algorithm, cell, seed=seed, rounds=ROUNDS, every=ROUNDS).experiment()
+        Configuration.resolve(task, knobs, algorithm, cell, RunOptions(seed=seed, rounds=ROUNDS, every=ROUNDS)).experiment()
         for cell in cells
         for seed in range(SEEDS)
     ]

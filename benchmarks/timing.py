@@ -56,9 +56,9 @@ def run_steps(simulator: Any, algorithm: Any, state: Any, key: Array, count: int
 
 def program_of(experiment: Experiment, count: int) -> tuple[Any, Callable[[], Any]]:
     """The program of so many steps of an experiment from its start, and what runs it."""
-    simulator, algorithm, task = experiment.simulator, experiment.algorithm, experiment.task
-    key = jax.random.key(experiment.seed)
-    state, _ = jax.jit(type(simulator).init)(simulator, algorithm, task.x, task.y, key)
+    simulator, algorithm, task = experiment.engine, experiment.algorithm, experiment.task
+    key = jax.random.key(experiment.options.seed)
+    state, *_ = jax.jit(type(simulator).init)(simulator, algorithm, task.x, task.y, key)
     program = run_steps.lower(simulator, algorithm, state, key, count).compile()
     return program, lambda: program(simulator, algorithm, state, key)
 

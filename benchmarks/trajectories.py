@@ -87,9 +87,9 @@ def simulated(work: Path) -> Iterator[tuple[str, Any]]:
 
 def deployed(work: Path) -> Iterator[tuple[str, Any]]:
     from fedbilevel.core.participation import Uniform
-    from fedbilevel.engines.call_shapes import signatures
+    from fedbilevel.engines.call_shapes import call_shapes
     from fedbilevel.engines.client_runtime import ClientRuntime
-    from fedbilevel.engines.deployed import RemoteFederation
+    from fedbilevel.engines.deployed import DeployedEngine
     from fedbilevel.engines.loopback import Loopback
     from fedbilevel.tasks.quadratic import Quadratic
 
@@ -98,16 +98,16 @@ def deployed(work: Path) -> Iterator[tuple[str, Any]]:
         population = task.population
         for name in names:
             algorithm = ALGORITHMS[name].configure(name, {})
-            if getattr(algorithm, "pooled", False):
+            if algorithm.pooled:
                 continue
-            known = signatures(algorithm, population, task.x, task.y)
+            known = call_shapes(algorithm, population, task.x, task.y)
             runtimes = {m: ClientRuntime(algorithm, population.only(m), m, 1.0, known) for m in range(population.size)}
-            engine = RemoteFederation(Loopback(runtimes), population.weights, Uniform(3), signatures=known)
+            engine = DeployedEngine(Loopback(runtimes), population, Uniform(3), known)
             key = jax.random.key(11)
-            state, totals = engine.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
+            state, totals, *_ = engine.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
             traffic = [list(totals)]
             for t in range(1, 4):
-                state, totals = engine.step(algorithm, state, jax.random.fold_in(key, t))
+                state, totals, *_ = engine.step(algorithm, state, jax.random.fold_in(key, t))
                 traffic.append(list(totals))
             yield f"deployed/{name}", {"rows": traffic, "x": digest(state.x)}
 

@@ -16,6 +16,7 @@ from fedbilevel.core.problem import Problem
 from fedbilevel.core.traffic import Totals
 from fedbilevel.runs.derivative_counts import Tally
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulated, simulation
 from fedbilevel.tasks.base import Task
 
 CLIENTS, STEPS = 2, 200
@@ -42,8 +43,8 @@ class Cost:
 def cost(name: str) -> Cost:
     """Of a step with default hyperparameters."""
     algorithm = ALGORITHMS[name].configure(name, {})
-    experiments = [Experiment(_task(algorithm, *lengths), algorithm, steps=STEPS) for lengths in LENGTHS]
-    clients = experiments[0].simulator.population.size
+    experiments = [simulation(_task(algorithm, *lengths), algorithm, steps=STEPS) for lengths in LENGTHS]
+    clients = simulated(experiments[0]).population.size
     traffic = [_traffic(experiment) for experiment in experiments]
     equations = np.asarray([[*lengths, 1] for lengths in LENGTHS])
     up, down = (np.linalg.solve(equations, [sent[k] / clients for sent in traffic]) for k in (1, 2))
@@ -65,11 +66,12 @@ def _task(algorithm: Any, x_length: int, y_length: int) -> Task:
 
 def _traffic(experiment: Experiment) -> np.ndarray:
     """Rounds, floats up and floats down of a step, as means over steps."""
-    simulator, algorithm = experiment.simulator, experiment.algorithm
-    state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), experiment.state_shapes())
+    engine, algorithm = simulated(experiment), experiment.algorithm
+    shapes = engine.state_shapes(algorithm, experiment.task.x, experiment.task.y, jax.random.key(0))
+    state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def of_step(step: Any) -> Any:
-        return simulator.step(algorithm, state, jax.random.fold_in(jax.random.key(0), step))[1]
+        return engine.step(algorithm, state, jax.random.fold_in(jax.random.key(0), step))[1]
 
     each = jax.jit(lambda: lax.map(of_step, jnp.arange(STEPS)))()
     return np.mean([Totals().plus(jax.tree.map(lambda a: a[k], each)) for k in range(STEPS)], axis=0)

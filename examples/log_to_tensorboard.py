@@ -9,11 +9,11 @@ import sys
 
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
 from fedbilevel.report.tensorboard import TensorBoard
-from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "logs"
 with TensorBoard(folder) as log:
-    for moment in Experiment(Quadratic(noise=0.1).build(), FedBiOAcc(), rounds=400).run():
+    for moment in simulation(Quadratic(noise=0.1).build(), FedBiOAcc(), rounds=400).run():
         log(moment)
 print(f"x error {moment.metrics['x_error']:.3f} at round {moment.totals.rounds}; logged to {folder}")

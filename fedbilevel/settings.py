@@ -6,13 +6,18 @@ stored configuration is checked in one place.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedbilevel.errors import InputError
+
+ACCEPTED: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real, str: str}
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Setting(NamedTuple):
@@ -23,21 +28,24 @@ class Setting(NamedTuple):
     source: str  # where the default comes from
     wanted: str
     fits: Callable[[Any], bool]
+    optional: bool = False  # whether None stands for no value
 
 
 def real(
-    default: float,
+    default: float | None,
     meaning: str,
     *,
     source: str = "",
     above: float | None = None,
     least: float | None = None,
+    below: float | None = None,
     most: float | None = None,
 ) -> Any:
     """A number within bounds."""
     limits = [
         (above, "above", lambda v: v > above),
         (least, "at least", lambda v: v >= least),
+        (below, "below", lambda v: v < below),
         (most, "at most", lambda v: v <= most),
     ]
     given = [(f"{word} {bound:g}", fits) for bound, word, fits in limits if bound is not None]
@@ -50,10 +58,10 @@ def step_size(default: float, meaning: str, *, source: str = "") -> Any:
     return real(default, meaning, source=source, above=0)
 
 
-def count(default: int, meaning: str, *, source: str = "", least: int = 1) -> Any:
-    """A whole number of at least `least`, and below 2³¹."""
-    fits = lambda v: least <= v < 2**31  # noqa: E731
-    return _field(default, Setting(int, meaning, source, f"a whole number of at least {least} (and below 2³¹)", fits))
+def count(default: int | None, meaning: str, *, source: str = "", least: int = 1, bits: int = 31) -> Any:
+    """A whole number of at least `least` that fits into so many bits."""
+    wanted = f"a whole number of at least {least} (and below 2{str(bits).translate(SUPERSCRIPT)})"
+    return _field(default, Setting(int, meaning, source, wanted, lambda v: least <= v < 2**bits))
 
 
 def flag(default: bool, meaning: str, *, source: str = "") -> Any:
@@ -73,7 +81,7 @@ def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *
 
 
 def _field(default: Any, setting: Setting) -> Any:
-    return dataclasses.field(default=default, metadata={"setting": setting})
+    return dataclasses.field(default=default, metadata={"setting": setting._replace(optional=default is None)})
 
 
 def settings(cls: type) -> dict[str, Setting]:
@@ -81,31 +89,40 @@ def settings(cls: type) -> dict[str, Setting]:
     return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls) if "setting" in field.metadata}
 
 
-def checked(owner: str, name: str, setting: Setting, value: Any) -> Any:
-    """The value, from Python or from text, in the setting's own type; `InputError` if it does not fit."""
+def checked(owner: str, name: str, setting: Setting, value: Any, shown: str = "") -> Any:
+    """The value in the setting's own type; `InputError` if it is of another kind or does not fit."""
+    if value is None and setting.optional:
+        return None
+    is_kind = isinstance(value, ACCEPTED[setting.kind]) and (setting.kind is bool) == (type(value).__name__ == "bool")
     try:
-        if setting.kind is bool:
-            parsed: Any = {"true": True, "false": False}[str(value).lower()]
-        elif setting.kind is int:
-            parsed = int(str(value))
-        elif setting.kind is float:
-            parsed = float(value)
-        else:
-            parsed = str(value)
-        fits = (setting.kind is not float or math.isfinite(parsed)) and setting.fits(parsed)
-    except (ValueError, KeyError, TypeError):
+        converted = setting.kind(value) if is_kind else value
+        fits = is_kind and (setting.kind is not float or math.isfinite(converted)) and setting.fits(converted)
+    except (ValueError, OverflowError):
         fits = False
     if not fits:
-        raise InputError(f"{owner}: {name} must be {setting.wanted}; given: {value}")
-    return parsed
+        given = shown or (value if is_kind else repr(value))
+        raise InputError(f"{owner and f'{owner}: '}{name} must be {setting.wanted}; given: {given}")
+    return converted
 
 
-def check_all(instance: Any) -> None:
+def parsed(owner: str, name: str, setting: Setting, value: Any) -> Any:
+    """As `checked`, for a value that may have been written as text."""
+    if not isinstance(value, str) or setting.kind is str:
+        return checked(owner, name, setting, value)
+    read: Any = {bool: lambda text: {"true": True, "false": False}[text.lower()], int: int, float: float}[setting.kind]
+    meant: Any = value
+    with contextlib.suppress(ValueError, KeyError):
+        meant = read(value)
+    return checked(owner, name, setting, meant, shown=value)
+
+
+def check_all(instance: Any, owner: str | None = None) -> None:
     """Check and convert all settings of a frozen dataclass, as its `__post_init__`."""
     for name, setting in settings(type(instance)).items():
         value = getattr(instance, name)
         if not hasattr(value, "aval"):  # arrays of JAX pass: they are traced, or many values at once
-            object.__setattr__(instance, name, checked(type(instance).__name__, name, setting, value))
+            of = type(instance).__name__ if owner is None else owner
+            object.__setattr__(instance, name, checked(of, name, setting, value))
 
 
 Instance = TypeVar("Instance")
@@ -117,7 +134,7 @@ def configure(cls: type[Instance], owner: str, values: Mapping[str, Any]) -> Ins
     for name in values:
         if name not in known:
             raise InputError(f"{owner} has no setting {name!r}{nearest(name, known)}")
-    return cls(**{name: checked(owner, name, known[name], value) for name, value in values.items()})
+    return cls(**{name: parsed(owner, name, known[name], value) for name, value in values.items()})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

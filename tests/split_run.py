@@ -14,6 +14,7 @@ if len(sys.argv) > 1:
     jax.distributed.initialize(address, int(processes), int(number))
 
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.options import RunOptions
 
 CASES = (  # cohorts of 3, 5 and 10 clients, whole and in chunks
     ("simfbo", {}, dict(clients_per_round=3)),
@@ -25,7 +26,9 @@ CASES = (  # cohorts of 3, 5 and 10 clients, whole and in chunks
 def main() -> None:
     result = {"devices": jax.device_count()}
     for algorithm, knobs, run in CASES:
-        configuration = Configuration.resolve("quadratic", dict(knobs, noise=0.1), algorithm, {}, rounds=20, every=20, **run)
+        configuration = Configuration.resolve(
+            "quadratic", dict(knobs, noise=0.1), algorithm, {}, RunOptions(rounds=20, every=20, **run)
+        )
         *_, last = configuration.experiment().run()
         result[algorithm] = {name: value for name, value in last.row().items() if name != "seconds"}
     print(json.dumps(result))

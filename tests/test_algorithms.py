@@ -12,8 +12,9 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
 from fedbilevel.core.population import Population
 from fedbilevel.core.traffic import Totals
-from fedbilevel.engines.simulated import Rows, Simulator
-from fedbilevel.runs.experiment import Experiment
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.engines.simulated_clients import Rows
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.settings import settings
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
@@ -88,7 +89,7 @@ def quadratic(algorithm, **knobs):
 def after(steps, simulator, algorithm, state):
     step = jax.jit(simulator.step)
     for k in range(steps):
-        state, _ = step(algorithm, state, jax.random.key(k))
+        state, *_ = step(algorithm, state, jax.random.key(k))
     return state
 
 
@@ -111,17 +112,17 @@ def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
     algorithm = short(name)
     task = quadratic(algorithm, noise=0.2).build()
     population = dataclasses.replace(task.population, weights=jnp.arange(1.0, 7.0) / 21)
-    simulator = Simulator(population, participation)
+    simulator = SimulatedEngine(population, participation)
     federation, runtimes = deployed(algorithm, population, participation)
 
-    simulated, traffic = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(1))
-    remote, sent = federation.init(algorithm, task.x, task.y, jax.random.key(1))
+    simulated, traffic, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(1))
+    remote, sent, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(1))
     counted = Totals().plus(traffic)
     step = jax.jit(simulator.step)
     for k in range(5):
         key = jax.random.fold_in(jax.random.key(2), k)
-        simulated, traffic = step(algorithm, simulated, key)
-        remote, more = federation.step(algorithm, remote, key)
+        simulated, traffic, *_ = step(algorithm, simulated, key)
+        remote, more, *_ = federation.step(algorithm, remote, key)
         counted, sent = counted.plus(traffic), add(sent, more)
         here = [leaf for leaf in jax.tree.leaves(simulated, is_leaf=is_rows) if not is_rows(leaf)]
         there = [leaf for leaf in jax.tree.leaves(remote) if isinstance(leaf, jax.Array)]
@@ -148,7 +149,7 @@ def test_converges_to_the_closed_form(name):
     _, steps, tolerance, solves = TABLE[name]
     algorithm = make(name)
     knobs = quadratic(algorithm)
-    *_, last = Experiment(knobs.build(), algorithm, steps=steps, every=10**6).run()
+    *_, last = simulation(knobs.build(), algorithm, steps=steps, every=10**6).run()
     k = knobs.coefficients()
     if solves == "lower":
         found, wanted = last.state.y, k.mean().lower(np.zeros(5))[0]
@@ -165,7 +166,7 @@ def test_biased_methods_are_right_where_clients_share_their_lower_level(name):
     _, steps, tolerance, _ = TABLE[name]
     algorithm = make(name)
     knobs = quadratic(algorithm, hessian_heterogeneity=0.0)
-    *_, last = Experiment(knobs.build(), algorithm, steps=steps, every=10**6).run()
+    *_, last = simulation(knobs.build(), algorithm, steps=steps, every=10**6).run()
     x_star = knobs.coefficients().mean().upper()
     assert np.linalg.norm(last.state.x - x_star) < tolerance * np.linalg.norm(x_star)
 
@@ -178,8 +179,8 @@ def test_centralised_references_are_the_federated_form_of_one_client(name, feder
     task = quadratic(ours, noise=0.3, batch_size=2).build()
     parts = [[jax.tree.map(np.asarray, shards.rows)] for shards in (task.population.upper, task.population.lower)]
     one = dataclasses.replace(task, population=Population.build(task.population.problem, *parts, batch_size=2))
-    *_, a = Experiment(task, ours, steps=5).run()
-    *_, b = Experiment(one, theirs, steps=5).run()
+    *_, a = simulation(task, ours, steps=5).run()
+    *_, b = simulation(one, theirs, steps=5).run()
     np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12)
 
 
@@ -204,8 +205,8 @@ def test_one_client_with_all_data_is_the_centralised_method(name):
     states = []
     for clients in (1, 4):
         population = Population.build(problem, [upper] * clients, [lower] * clients)
-        simulator = Simulator(population, Everyone())
-        state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+        simulator = SimulatedEngine(population, Everyone())
+        state, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
         state = after(6, simulator, algorithm, state)
         states.append(state)
     np.testing.assert_allclose(states[0].x, states[1].x, rtol=1e-9, atol=1e-12)
@@ -230,8 +231,8 @@ def test_relabelling_clients_changes_nothing(name):
             for shards in (task.population.upper, task.population.lower)
         ]
         weights = np.arange(1.0, 7.0)[order] if name != "fedmbo" else None
-        simulator = Simulator(Population.build(task.population.problem, *parts, weights), Everyone())
-        state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+        simulator = SimulatedEngine(Population.build(task.population.problem, *parts, weights), Everyone())
+        state, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
         state = after(6, simulator, algorithm, state)
         return state
 
@@ -245,16 +246,16 @@ def test_relabelling_clients_changes_nothing(name):
 def test_measured_rounds_are_the_declared_formula_and_nothing_is_traced_twice(name):
     algorithm = short(name)
     task = quadratic(algorithm, noise=0.1).build()
-    simulator, traces, declared = Simulator(task.population, Uniform(3)), [], []
+    simulator, traces, declared = SimulatedEngine(task.population, Uniform(3)), [], []
 
     @jax.jit
     def step(algorithm, state, key):
         traces.append(key)
         return simulator.step(algorithm, state, key)
 
-    state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+    state, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
     for k in range(6):
-        state, traffic = step(algorithm, state, jax.random.key(k))
+        state, traffic, *_ = step(algorithm, state, jax.random.key(k))
         declared.append(int(simulator.rounds(algorithm, jax.random.key(k))))
         assert int(traffic.rounds) == declared[-1]
     assert (len(set(declared)) > 1) == (name in ("fedmbo", "fednest"))  # whose chains have random lengths
@@ -269,8 +270,8 @@ def test_chunks_of_a_cohort_change_nothing(name):
     task = quadratic(algorithm, noise=0.1).build()
     states = []
     for chunk_size in (None, 2):
-        simulator = Simulator(task.population, Dropouts(Uniform(5), 0.2), chunk_size)
-        state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+        simulator = SimulatedEngine(task.population, Dropouts(Uniform(5), 0.2), chunk_size)
+        state, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
         state = after(4, simulator, algorithm, state)
         states.append(state)
     for other in states[1:]:
@@ -282,7 +283,7 @@ def test_chunks_of_a_cohort_change_nothing(name):
 def test_the_defaults_make_progress_without_tuning(name):
     algorithm = ALGORITHMS[name].configure(name, {})
     task = Quadratic(lower_level=algorithm.lower_level, noise=0.2).build()
-    rows = [moment.metrics for moment in Experiment(task, algorithm, rounds=1000, every=1000).run() if moment.metrics]
+    rows = [moment.metrics for moment in simulation(task, algorithm, rounds=1000, every=1000).run() if moment.metrics]
     wanted = "y_error" if name == "fedavg" else "x_error"
     assert rows[-1][wanted] < 0.5 * rows[0][wanted]
 

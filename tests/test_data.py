@@ -26,6 +26,7 @@ from PIL import Image
 from fedbilevel.command import main
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.data import cifar, datasets, glyphs, mini_imagenet, omniglot, pickles
 from fedbilevel.tasks.data import fetch as fetching
 from fedbilevel.tasks.data import idx as idx_format
@@ -172,13 +173,13 @@ def test_a_run_finds_its_data_again_whatever_the_environment_is_then(tmp_path, m
     monkeypatch.setenv("FEDBILEVEL_DATA", "data")
     (tmp_path / "other").mkdir()
     knobs = {"dataset": "mnist", "clients": 2, "hidden": 2}
-    configuration = Configuration.resolve("data-cleaning", knobs, "fedavg", {}, rounds=1, data="other")
+    configuration = Configuration.resolve("data-cleaning", knobs, "fedavg", {}, RunOptions(rounds=1), data="other")
     assert configuration.data == str(tmp_path / "data" / "mnist")
     monkeypatch.delenv("FEDBILEVEL_DATA")
     monkeypatch.chdir("/")
     rows = Configuration(**configuration.plain()).experiment().task.population.lower.rows
     assert isinstance(rows.images, jax.Array) and rows.images.dtype == np.uint8  # on the device as they are
-    assert Configuration.resolve("data-cleaning", {}, "fedavg", {}, rounds=1).data == ""
+    assert Configuration.resolve("data-cleaning", {}, "fedavg", {}, RunOptions(rounds=1)).data == ""
 
 
 # ---- pickles

@@ -18,7 +18,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command import main
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.traffic import Totals
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -78,13 +78,13 @@ def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(cap
     assert float(capsys.readouterr().out) < 2.0
 
     algorithm, task = module.MyMethod(), Quadratic(clients=3, noise=0.1).build()
-    simulator = Simulator(task.population, Everyone())
+    simulator = SimulatedEngine(task.population, Everyone())
     federation, _ = deployed(algorithm, task.population, Everyone())
-    ours, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
-    theirs, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    ours, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(0))
+    theirs, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     for k in range(3):
-        ours, traffic = jax.jit(simulator.step)(algorithm, ours, jax.random.key(k))
-        theirs, sent = federation.step(algorithm, theirs, jax.random.key(k))
+        ours, traffic, *_ = jax.jit(simulator.step)(algorithm, ours, jax.random.key(k))
+        theirs, sent, *_ = federation.step(algorithm, theirs, jax.random.key(k))
         assert Totals().plus(traffic) == sent and sent.rounds == algorithm.rounds(None, 3)
     np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9)
 

@@ -15,8 +15,9 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Pair, Point
 from fedbilevel.core.traffic import Totals, Traffic, exact, product, total
 from fedbilevel.engines import wire
+from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.messages import Call, Request
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.quadratic import PROBLEM, Quadratic
 
@@ -81,9 +82,9 @@ def test_impossible_participation_is_refused(participation, message):
 def test_unbiased_mean_is_unbiased_for_unequal_weights():
     task = Quadratic(clients=5).build()
     population = dataclasses.replace(task.population, weights=jnp.array([0.5, 0.2, 0.15, 0.1, 0.05]))
-    simulator, algorithm = Simulator(population, Uniform(2)), fb.SimFBO(gamma_x=1.0, gamma_y=1.0, gamma_u=1.0)
-    step = jax.jit(Simulator(population, Everyone()).step)
-    full, _ = step(algorithm, Point(task.x, task.y, task.y), jax.random.key(0))
+    simulator, algorithm = SimulatedEngine(population, Uniform(2)), fb.SimFBO(gamma_x=1.0, gamma_y=1.0, gamma_u=1.0)
+    step = jax.jit(SimulatedEngine(population, Everyone()).step)
+    full, *_ = step(algorithm, Point(task.x, task.y, task.y), jax.random.key(0))
 
     def drawn(key):
         return simulator.step(algorithm, Point(task.x, task.y, task.y), key)[0].y
@@ -101,7 +102,7 @@ def test_a_loop_of_jax_around_communication_says_what_to_use():
     task = Quadratic(clients=3).build()
     algorithm = jax.tree_util.register_dataclass(Bare, ["gamma"], ["local_steps"])()
     with pytest.raises(TypeError, match=r"clients\.loop"):
-        jax.jit(Simulator(task.population, Everyone()).step)(algorithm, Pair(task.x, task.y), jax.random.key(0))
+        jax.jit(SimulatedEngine(task.population, Everyone()).step)(algorithm, Pair(task.x, task.y), jax.random.key(0))
 
 
 def test_messages_come_back_as_they_went():
@@ -146,26 +147,26 @@ class Unreliable:
 
     def ask(self, requests):
         replies, errors = self.transport.ask({m: r for m, r in requests.items() if m != 1})
-        return replies, errors | {m: "timed out" for m in requests if m == 1}
+        return replies, errors | {m: Failure(Kind.LATE, "timed out") for m in requests if m == 1}
 
 
 def test_a_silent_client_is_left_out_and_weights_are_renormalised():
     task = Quadratic(clients=3).build()
     algorithm = fb.FedBiOAcc(local_steps=2)
     federation, _ = deployed(algorithm, task.population, Everyone())
-    federation.transport = Unreliable(federation.transport)
+    federation.exchange.transport = Unreliable(federation.exchange.transport)
     kept = [0, 2]
     parts = [
         [jax.tree.map(lambda a: np.asarray(a[m : m + 1]), s.rows) for m in kept]
         for s in (task.population.upper, task.population.lower)
     ]
-    two = Simulator(Population.build(PROBLEM, *parts), Everyone())
-    ours, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    two = SimulatedEngine(Population.build(PROBLEM, *parts), Everyone())
+    ours, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     step = jax.jit(two.step)
-    theirs, _ = jax.jit(two.init)(algorithm, task.x, task.y, jax.random.key(0))
+    theirs, *_ = jax.jit(two.init)(algorithm, task.x, task.y, jax.random.key(0))
     for k in range(2):
-        ours, _ = federation.step(algorithm, ours, jax.random.key(k))
-        theirs, _ = step(algorithm, theirs, jax.random.key(k))
+        ours, *_ = federation.step(algorithm, ours, jax.random.key(k))
+        theirs, *_ = step(algorithm, theirs, jax.random.key(k))
     np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9)
 
 
@@ -181,7 +182,7 @@ def test_clients_forget_what_the_server_no_longer_needs():
     algorithm = fb.FedBiOLocal(local_steps=1)
     task = Quadratic(clients=3, lower_level="local").build()
     federation, runtimes = deployed(algorithm, task.population, Everyone())
-    state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    state, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     for k in range(5):
-        state, _ = federation.step(algorithm, state, jax.random.key(k))
+        state, *_ = federation.step(algorithm, state, jax.random.key(k))
     assert all(len(runtime._kept) <= 2 for runtime in runtimes.values())

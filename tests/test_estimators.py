@@ -11,7 +11,8 @@ import fedbilevel as fb
 from fedbilevel.algorithms.estimators import Sparse, compressed, corrected_descent, neumann, storm
 from fedbilevel.core.participation import Uniform
 from fedbilevel.core.problem import Pair
-from fedbilevel.engines.simulated import SimulatedClients, Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.engines.simulated_clients import SimulatedClients
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
 KEYS = 8_000
@@ -65,7 +66,7 @@ def federation(clients, size, weights=None, noise=0.3):
     weights = np.full(clients, 1 / clients) if weights is None else weights
     population = dataclasses.replace(population, weights=jnp.asarray(weights))
     averages = [np.tensordot(weights, a, 1) for a in (k.A, k.B, k.b, k.c, k.d)]
-    return Simulator(population, Uniform(size)), averages
+    return SimulatedEngine(population, Uniform(size)), averages
 
 
 def estimates(algorithm, simulator, keys=KEYS):
@@ -73,7 +74,9 @@ def estimates(algorithm, simulator, keys=KEYS):
 
     def estimate(key):
         server, clients = jax.random.split(key)
-        return algorithm.hypergradient(jnp.asarray(X), jnp.asarray(Y), SimulatedClients(simulator, clients), server)
+        return algorithm.hypergradient(
+            jnp.asarray(X), jnp.asarray(Y), SimulatedClients(simulator.population, simulator.participation, clients), server
+        )
 
     return np.asarray(
         jax.jit(lambda keys: jax.lax.map(estimate, keys, batch_size=500))(jax.random.split(jax.random.key(0), keys))
@@ -99,7 +102,7 @@ def test_aggitd_is_unbiased_for_its_own_truncated_series():
     algorithm = fb.FBOAggITD(lower_rounds=N, neumann_step=step, beta=beta)
 
     def estimate(key):
-        clients = SimulatedClients(simulator, key)
+        clients = SimulatedClients(simulator.population, simulator.participation, key)
         return algorithm.aggregate(jnp.asarray(X), jnp.asarray(Y), clients, clients.everyone(), jax.random.fold_in(key, 1))[0]
 
     found = jax.vmap(estimate)(jax.random.split(jax.random.key(0), 4000))

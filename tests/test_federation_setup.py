@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedbilevel.command import main
-from fedbilevel.engines.deployed import Unsent
+from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.nvflare_support import require_flare
@@ -23,6 +23,7 @@ from fedbilevel.federation.provision import Federation
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder, StopRequest, locked
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -238,7 +239,7 @@ def test_damaged_or_missing_configurations_are_named(tmp_path):
         SiteData.read(tmp_path / "site.toml")
 
 
-# --- participants, and the supervisor, against engines that misbehave ---
+# --- the roster, and the supervisor, against engines that misbehave ---
 
 
 class Sites:
@@ -252,66 +253,74 @@ class Sites:
         self.asked += [(method, m) for m in requests]
         self.timeouts += [timeout] * bool(requests)
         said = {m: self.answers[method][m].pop(0) for m in requests}
-        return {m: s for m, s in said.items() if isinstance(s, bytes)}, {m: s for m, s in said.items() if isinstance(s, str)}
+        return {m: s for m, s in said.items() if isinstance(s, bytes)}, {
+            m: s for m, s in said.items() if isinstance(s, Failure)
+        }
 
 
-REFUSED = "{}: InputError: this site is set up for another task"
+LATE = Failure(Kind.LATE, "b did not answer within 120 s")
 
 
-def participants(sites):
-    from fedbilevel.federation.roster import Participants
+def refused(site):
+    return Failure(Kind.REFUSED, f"{site}: this site is set up for another task")
 
-    return Participants(sites, {0: b"run", 1: b"run"}, {0: "a", 1: "b"}, 3.0)
+
+def roster(sites):
+    from fedbilevel.federation.roster import Roster
+
+    return Roster(sites, {0: b"run", 1: b"run"}, 3.0)
 
 
 def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
-    sites = Sites({0: [b"simulated data"], 1: [REFUSED.format("b")]}, {0: [b"1", b"2"]})
-    there = participants(sites)
-    assert list(there.begin()) == [1] and there.left_out == {1: REFUSED.format("b")}
+    sites = Sites({0: [b"simulated data"], 1: [refused("b")]}, {0: [b"1", b"2"]})
+    there = roster(sites)
+    assert list(there.begin()) == [1] and there.left_out == {1: refused("b")}
     for reply in (b"1", b"2"):
         replies, errors = there.ask({0: b"?", 1: b"?"})
-        assert replies == {0: reply} and isinstance(errors[1], Unsent)
+        assert replies == {0: reply} and not errors[1].sent
     assert ("answer", 1) not in sites.asked
 
 
 @pytest.mark.parametrize(
     ("begin", "kind"),
     [
-        ({0: [REFUSED.format("a")], 1: [REFUSED.format("b")]}, InputError),
-        ({0: [REFUSED.format("a")], 1: [Unsent("b is not connected")]}, InputError),
-        ({0: [REFUSED.format("a")], 1: ["b did not answer within 120 s"]}, RuntimeError),
-        ({0: ["a could not be reached (InputError: ...)"], 1: ["b did not answer within 120 s"]}, RuntimeError),
+        ({0: [refused("a")], 1: [refused("b")]}, InputError),
+        ({0: [refused("a")], 1: [Failure(Kind.UNREACHABLE, "b is not connected", sent=False)]}, InputError),
+        ({0: [refused("a")], 1: [LATE]}, RuntimeError),
+        ({0: [Failure(Kind.UNREACHABLE, "a could not be reached (InputError: ...)")], 1: [LATE]}, RuntimeError),
     ],
 )
 def test_only_a_refusal_by_all_sites_is_the_end(begin, kind):
     with pytest.raises(kind, match="no site takes part; a") as caught:
-        participants(Sites(begin)).begin()
+        roster(Sites(begin)).begin()
     assert type(caught.value) is kind
 
 
 def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
-    begin = {0: [b"own data"], 1: ["b did not answer within 120 s", Unsent("b has not yet answered"), b"own data"]}
-    there = participants(Sites(begin, {0: [b"1"] * 2, 1: [b"2"]}))
+    begin = {0: [b"own data"], 1: [LATE, LATE._replace(sent=False), b"own data"]}
+    there = roster(Sites(begin, {0: [b"1"] * 2, 1: [b"2"]}))
     there.begin()
     replies, errors = there.ask({0: b"?", 1: b"?"})
     assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
     assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
-    trouble = "b: MemoryError at the site: its log says more"
-    there = participants(Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9}))
+    trouble = Failure(Kind.BROKEN, "b: MemoryError at the site: its log says more")
+    sites = Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9})
+    there = roster(sites)
     there.begin()
     for _ in range(5):
         replies, errors = there.ask({0: b"?", 1: b"?"})
         assert replies == {0: b"1"} and list(errors) == [1]
-    assert there.left_out == {1: trouble} and len(there._transport.answers["begin"][1]) == 9 - 3
+    assert there.left_out == {1: trouble} and len(sites.answers["begin"][1]) == 9 - 3
 
 
 def test_a_sites_first_answer_may_take_as_long_as_its_beginning():
-    answers = {0: [b"1"] * 3, 1: ["b could not be reached", b"2", b"2"]}
-    there = participants(Sites({0: [b"own data"], 1: [b"own data"]}, answers))
+    answers = {0: [b"1"] * 3, 1: [Failure(Kind.UNREACHABLE, "b could not be reached"), b"2", b"2"]}
+    sites = Sites({0: [b"own data"], 1: [b"own data"]}, answers)
+    there = roster(sites)
     there.begin()
     for _ in range(3):
         there.ask({0: b"?", 1: b"?"})
-    assert there._transport.timeouts == [120.0, 120.0, 120.0, None]
+    assert sites.timeouts == [120.0, 120.0, 120.0, None]
 
 
 def flare(monkeypatch, answers, aborted):
@@ -482,7 +491,9 @@ def test_a_job_is_not_submitted_twice_when_the_connection_is_lost_meanwhile(monk
 
 def test_a_job_that_a_restarted_server_no_longer_runs_has_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbilevel.federation.supervise.POLL", 0.01)
-    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    (folder,) = RunFolder.create(
+        {tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))}
+    )
     session = Session([{"job_id": "1", "job_name": "any", "status": "DISPATCHED"}])
     losses = iter([0, 0, 0, 1, 1, 1])
     monkeypatch.setattr(Session, "losses", property(lambda self: next(losses)), raising=False)
@@ -504,7 +515,9 @@ def server(tmp_path, monkeypatch):
     """The server's part of a job, with its run folder."""
     from fedbilevel.federation import server
 
-    (folder,) = RunFolder.create({tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)})
+    (folder,) = RunFolder.create(
+        {tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))}
+    )
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     monkeypatch.setattr(server, "collab", SimpleNamespace(workspace=workspace, clients=[], is_aborted=False))
     monkeypatch.setattr(server, "keep_compiled", lambda kit: None)
@@ -540,7 +553,7 @@ def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server
 
 
 def test_a_run_whose_folder_was_given_to_another_writes_no_checkpoint_and_no_result(tmp_path):
-    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))
     (folder,) = RunFolder.create({tmp_path: configuration})
     config = json.loads((tmp_path / "config.json").read_text())
 
@@ -556,7 +569,7 @@ def test_a_run_whose_folder_was_given_to_another_writes_no_checkpoint_and_no_res
 
 @pytest.mark.parametrize("by", ["", "config.json"])
 def test_a_folder_where_a_run_is_at_work_is_not_replaced(tmp_path, by):
-    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, rounds=20)
+    configuration = Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))
     before = RunFolder.create({tmp_path: configuration})[0].identity
     with locked(tmp_path, by), pytest.raises(InputError, match="is being run by another process: wait for it, or stop it"):
         RunFolder.create({tmp_path / "other": configuration, tmp_path: configuration}, force=True)

@@ -16,9 +16,9 @@ from fedbilevel.core.participation import Everyone, Uniform
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.sets import UNCONSTRAINED, Ball, Box, Everywhere, Sets, Simplex
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
-from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 from fedbilevel.tasks.valley import Valley
 
@@ -29,14 +29,14 @@ ON_VALLEY = fb.MeFBO(**Valley.suited["valley"]["mefbo"].values)
 
 def states(task, algorithm, steps, every=1, participation=None):
     """The states of a run, every so many steps."""
-    simulator = Simulator(task.population, participation or Everyone())
+    simulator = SimulatedEngine(task.population, participation or Everyone())
     key = jax.random.key(0)
 
     @jax.jit
     def advance(state):
         return jax.lax.fori_loop(0, every, lambda _, s: simulator.step(algorithm, s, jax.random.fold_in(key, s.t))[0], state)
 
-    state, _ = jax.jit(simulator.init)(algorithm, task.x, task.y, key)
+    state, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, key)
     found = [state]
     for _ in range(steps // every):
         found.append(advance(found[-1]))
@@ -77,7 +77,7 @@ def test_one_round_is_equations_8_to_12():
             x, y, theta = x - 0.2 * h_x, y - 0.3 * h_y, theta - 0.1 * h_theta
             total = [old + weights[m] * h / 3 for old, h in zip(total, (h_x, h_y, h_theta), strict=True)]
     state = State(*map(jnp.asarray, (x0, y0, theta0)), jnp.int32(t))
-    new, traffic = jax.jit(Simulator(population, Everyone()).step)(algorithm, state, jax.random.key(0))
+    new, traffic, *_ = jax.jit(SimulatedEngine(population, Everyone()).step)(algorithm, state, jax.random.key(0))
     for got, old, h, step in zip(new[:3], (x0, y0, theta0), total, (0.5, 0.4, 0.7), strict=True):
         np.testing.assert_allclose(got, old - step * h, rtol=1e-12)
     assert new.t == 5 and traffic.rounds == 1
@@ -196,7 +196,7 @@ def test_without_convexity_it_reaches_the_known_solution():
     task = Valley().build()
     hessian = jax.hessian(lambda y: ground_truth.losses(task.population, task.x, y)[1])(task.y)
     assert np.linalg.eigvalsh(hessian).max() < 0  # the start is where g is concave in y
-    first, *_, last = Experiment(task, ON_VALLEY, rounds=3000, every=3000).run()
+    first, *_, last = simulation(task, ON_VALLEY, rounds=3000, every=3000).run()
     assert last.metrics["x_error"] < 0.005 * first.metrics["x_error"]  # the bias of c_t = 22 and γ = 0.1
     assert last.metrics["y_error"] < 0.005 * first.metrics["y_error"]
 
@@ -204,10 +204,10 @@ def test_without_convexity_it_reaches_the_known_solution():
 @pytest.mark.parametrize("name", [n for n, entry in ALGORITHMS.items() if entry.load().lower_level == "global"])
 def test_who_needs_strong_convexity_says_so_where_there_is_none(name):
     algorithm = ALGORITHMS[name].load()()
-    caveats = Experiment(Valley().build(), algorithm, steps=1).caveats()
+    caveats = simulation(Valley().build(), algorithm, steps=1).caveats()
     assert len(caveats) == (name not in ("mefbo", "fedavg"))
     assert all(type(algorithm).__name__ in c and "strongly convex in y" in c for c in caveats)
-    assert Experiment(Quadratic().build(), algorithm, steps=1).caveats() == []
+    assert simulation(Quadratic().build(), algorithm, steps=1).caveats() == []
 
 
 def test_decreasing_steps_follow_theorem_c1():
@@ -224,7 +224,9 @@ def test_decreasing_steps_follow_theorem_c1():
     # and the steps made are these: at t = 15 the server moves 1/8 of what it moves with fixed steps
     task = QUADRATIC.build()
     state = State(task.x + 1, task.y + 1, task.y, jnp.int32(15))
-    moves = [Simulator(task.population, Everyone()).step(a, state, jax.random.key(0))[0].y - 1 for a in (algorithm, fixed)]
+    moves = [
+        SimulatedEngine(task.population, Everyone()).step(a, state, jax.random.key(0))[0].y - 1 for a in (algorithm, fixed)
+    ]
     np.testing.assert_allclose(moves[0], moves[1] / 8, rtol=1e-9)
 
 
@@ -312,20 +314,20 @@ def test_both_engines_project():
     sets = Sets(Ball(0.2), Simplex())
     task, algorithm = with_sets(QUADRATIC.build(), sets), fb.MeFBO(local_steps=2)
     federation, _ = deployed(algorithm, task.population, Everyone())
-    remote, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    remote, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     for k, state in enumerate(states(task, algorithm, 3)):
         for a, b in zip(remote, state, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
         assert feasible(sets.x, remote.x) and feasible(sets.y, remote.y)
-        remote, _ = federation.step(algorithm, remote, jax.random.fold_in(jax.random.key(0), k))
+        remote, *_ = federation.step(algorithm, remote, jax.random.fold_in(jax.random.key(0), k))
 
 
 @pytest.mark.parametrize("sets", [Sets(x=Box(0, 1)), Sets(y=Ball(1.0))], ids=str)
 def test_an_algorithm_that_does_not_project_is_refused_constraints(sets):
     task = with_sets(QUADRATIC.build(), sets)
     with pytest.raises(InputError, match=r"SimFBO does not keep x and y in given sets: choose an algorithm that projects"):
-        Experiment(task, fb.SimFBO(), steps=1)
-    Experiment(task, fb.MeFBO(), steps=1)
+        simulation(task, fb.SimFBO(), steps=1)
+    simulation(task, fb.MeFBO(), steps=1)
     if sets.y != Everywhere():
         with pytest.raises(InputError, match=r"unconstrained y: take ground_truth\.residual"):
             ground_truth.solution(task.population, task.x, task.y)

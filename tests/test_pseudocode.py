@@ -17,7 +17,7 @@ from fedbilevel.core import population as population_module
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.sets import Box, Sets
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
 
 TASK = Quadratic(clients=4, hessian_heterogeneity=0.6, condition=4.0)
@@ -411,16 +411,16 @@ def test_algorithm_follows_its_pseudocode(case):
     if name == "mefbo":
         boxes = Sets(Box(-X_BOX, X_BOX), Box(-Y_BOX, Y_BOX))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))
-    simulator = Simulator(population, Everyone())
+    simulator = SimulatedEngine(population, Everyone())
     x, y = start()
     keys = jax.random.split(jax.random.key(3), 10 if reference in (fbo_aggitd, fedmbo) else 4)
 
-    state, _ = jax.jit(simulator.init)(algorithm, jnp.asarray(x), jnp.asarray(y), jax.random.key(2))
+    state, *_ = jax.jit(simulator.init)(algorithm, jnp.asarray(x), jnp.asarray(y), jax.random.key(2))
     step = jax.jit(simulator.step)
     wanted = list(reference(algorithm, Federation(task, weights), x, y, [jax.random.split(key)[0] for key in keys]))
     assert len(wanted) == len(keys)
     for k, (key, leaves) in enumerate(zip(keys, wanted, strict=True)):
-        state, _ = step(algorithm, state, key)
+        state, *_ = step(algorithm, state, key)
         given = jax.tree.leaves(state)
         assert len(given) == len(leaves)
         for j, (got, want) in enumerate(zip(given, leaves, strict=True)):

@@ -9,6 +9,7 @@ from federations import deployed
 from fedbilevel.core import randomness
 from fedbilevel.core.participation import Everyone
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.options import RunOptions
 
 
 def words(keys):
@@ -54,10 +55,12 @@ def test_a_seed_means_the_same_whatever_generator_jax_is_set_to():
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_run_is_the_same_whatever_generator_jax_is_set_to(remote):
     def end():
-        experiment = Configuration.resolve("hyper-representation", {"clients": 3}, "simfbo", {}, steps=2).experiment()
+        experiment = Configuration.resolve(
+            "hyper-representation", {"clients": 3}, "simfbo", {}, RunOptions(steps=2)
+        ).experiment()
         task, algorithm, key = experiment.task, experiment.algorithm, randomness.key(1)
-        engine = deployed(algorithm, task.population, Everyone())[0] if remote else experiment.simulator
-        state, _ = engine.init(algorithm, task.x, task.y, key)
+        engine = deployed(algorithm, task.population, Everyone())[0] if remote else experiment.engine
+        state, *_ = engine.init(algorithm, task.x, task.y, key)
         return engine.step(algorithm, state, key)[0].x
 
     with jax.default_prng_impl("rbg"):  # first, since programs are kept

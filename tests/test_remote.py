@@ -13,28 +13,30 @@ from federations import deployed
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Everyone, Uniform
-from fedbilevel.core.problem import Pair
+from fedbilevel.core.problem import LOSSES, Pair
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines import wire
 from fedbilevel.engines.client_runtime import MOST_KEPT
-from fedbilevel.engines.deployed import RemoteClients, RemoteCohort, Unsent
+from fedbilevel.engines.deployed_clients import DeployedClients, DeployedCohort
+from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.messages import Call, Evaluate, Kept, Request, Save, Store
+from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite
-from fedbilevel.federation.site_store import RUNS, DiskVault
+from fedbilevel.federation.site_store import RUNS, DiskStore
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.experiment import LOSSES, Experiment, known_at_server
 from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
+from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 
 
-def on(experiment, vaults=None, participation=None):
+def on(experiment, stores=None, participation=None):
     """The experiment with its steps taken by a loopback federation, and its clients' runtimes."""
     task = experiment.task
-    federation, runtimes = deployed(
-        experiment.algorithm, task.population, participation or experiment.participation, (task.x, task.y), vaults
-    )
-    return dataclasses.replace(experiment, federation=federation), runtimes
+    drawn = participation or experiment.engine.participation
+    engine, runtimes = deployed(experiment.algorithm, task.population, drawn, (task.x, task.y), stores)
+    return dataclasses.replace(experiment, engine=engine), runtimes
 
 
 def compared(ours, theirs, without=("seconds", "absences")):
@@ -49,7 +51,7 @@ def compared(ours, theirs, without=("seconds", "absences")):
 def test_an_experiment_on_a_federation_has_the_simulated_numbers_and_traffic(name):
     lower = "local" if name.endswith("local") else "global"
     task = Quadratic(clients=4, noise=0.2, lower_level=lower).build()
-    simulated = Experiment(task, ALGORITHMS[name].configure(name, {}), rounds=60, every=20, participation=Uniform(3))
+    simulated = simulation(task, ALGORITHMS[name].configure(name, {}), rounds=60, every=20, participation=Uniform(3))
     federated, _ = on(simulated)
     ours, theirs = ([m.row() for m in e.run() if m.metrics] for e in (federated, simulated))
     compared(ours, theirs)
@@ -75,7 +77,7 @@ def test_tasks_leave_the_losses_to_the_experiment(name):
 def configuration(algorithm, **changes):
     lower = "local" if algorithm.endswith("local") else "global"
     knobs = {"clients": 4, "noise": 0.3, "lower_level": lower}
-    return Configuration.resolve("quadratic", knobs, algorithm, {}, **dict(rounds=80, every=10, seed=3) | changes)
+    return Configuration.resolve("quadratic", knobs, algorithm, {}, RunOptions(**dict(rounds=80, every=10, seed=3) | changes))
 
 
 def rows(folder):
@@ -87,8 +89,8 @@ def test_a_run_whose_server_and_clients_all_died_goes_on_from_its_checkpoint(tmp
     simulated = list(configuration(algorithm).experiment().run())
     (folder,) = RunFolder.create({tmp_path / "run": configuration(algorithm)})
     for stop_at in (3, 7, 10**6):
-        vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
-        experiment, _ = on(folder.configuration.experiment(), vaults)  # new processes everywhere
+        stores = [DiskStore(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+        experiment, _ = on(folder.configuration.experiment(), stores)  # new processes everywhere
         stop = StopRequest()
 
         def observe(moment, stop=stop, stop_at=stop_at):
@@ -110,39 +112,42 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
     """The server dies between the sites' saving and its own: it goes on from the checkpoint before, and so do they."""
     (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbio-local")})
     whole = [m.row() for m in configuration("fedbio-local").experiment().run() if m.metrics]
-    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+    stores = [DiskStore(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
     stop = StopRequest()
 
     def observe(moment):
         stop.signum = 2 if moment.step >= 20 else None
 
     with pytest.raises(Interrupted):
-        folder.execute(stop, observe, experiment=on(folder.configuration.experiment(), vaults)[0])
+        folder.execute(stop, observe, experiment=on(folder.configuration.experiment(), stores)[0])
     checkpoint = (folder.path / "checkpoint").read_bytes()
     stop = StopRequest()
     with pytest.raises(Interrupted):
         folder.execute(
             stop,
             lambda moment: setattr(stop, "signum", 2 if moment.step >= 30 else None),
-            experiment=on(folder.configuration.experiment(), vaults)[0],
+            experiment=on(folder.configuration.experiment(), stores)[0],
         )
     (folder.path / "checkpoint").write_bytes(checkpoint)  # the newer one never reached the disk
-    folder.execute(StopRequest(), lambda moment: None, experiment=on(folder.configuration.experiment(), vaults)[0])
+    folder.execute(StopRequest(), lambda moment: None, experiment=on(folder.configuration.experiment(), stores)[0])
     compared(folder.rows(), whole)
 
 
 def test_without_a_clients_values_a_checkpoint_is_not_written(tmp_path):
     (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbio-local")})
     experiment, _ = on(folder.configuration.experiment())  # clients that have no disk
-    with pytest.raises(RuntimeError, match=r"no client has saved its values for a checkpoint; client 0: InputError: .* vault"):
+    with pytest.raises(RuntimeError, match=r"no client has saved its values for a checkpoint; client 0: .* store"):
         folder.execute(StopRequest(), lambda moment: None, checkpoint_seconds=0, experiment=experiment)
     assert not (folder.path / "checkpoint").exists() and folder.result is None
+
+
+TIMED_OUT = Failure(Kind.LATE, "timed out")
 
 
 class Flaky:
     """A transport whose clients can fall silent."""
 
-    def __init__(self, transport, silent, trouble="timed out"):
+    def __init__(self, transport, silent, trouble=TIMED_OUT):
         self.transport, self.silent, self.trouble = transport, silent, trouble
 
     def ask(self, requests):
@@ -153,21 +158,21 @@ class Flaky:
 def stopped_without_client_2(tmp_path, step):
     """The folder of a run in which client 2 was silent, stopped at a step, and the disks of its clients."""
     (folder,) = RunFolder.create({tmp_path / "run": configuration("fedbioacc-local")})
-    vaults = [DiskVault(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
-    experiment, _ = on(folder.configuration.experiment(), vaults)
-    experiment.federation.transport = Flaky(experiment.federation.transport, {2})
+    stores = [DiskStore(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
+    experiment, _ = on(folder.configuration.experiment(), stores)
+    experiment.engine.exchange.transport = Flaky(experiment.engine.exchange.transport, {2})
     stop = StopRequest()
     with pytest.raises(Interrupted):
         folder.execute(
             stop, lambda moment: setattr(stop, "signum", 2 if moment.step >= step else None), 0, experiment=experiment
         )
-    return folder, vaults
+    return folder, stores
 
 
 def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is_back(tmp_path):
-    folder, vaults = stopped_without_client_2(tmp_path, step=3)
+    folder, stores = stopped_without_client_2(tmp_path, step=3)
     assert folder.rows()[0]["absences"] == 2  # of the one round to start, and of the losses
-    experiment, runtimes = on(folder.configuration.experiment(), vaults)
+    experiment, runtimes = on(folder.configuration.experiment(), stores)
     folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
     assert folder.result["status"] == "finished" and folder.rows()[-1]["absences"] == 0
     assert runtimes[2]._kept  # it was asked, and holds its own y
@@ -175,12 +180,12 @@ def test_a_client_that_missed_the_start_and_the_checkpoint_takes_part_when_it_is
 
 def test_absences_are_counted_and_the_rest_is_weighed_anew():
     task = Quadratic(clients=4, noise=0.0).build()
-    federated, _ = on(Experiment(task, fb.SimFBO(), rounds=20, every=10))
-    federated.federation.transport = Flaky(federated.federation.transport, {1})
+    federated, _ = on(simulation(task, fb.SimFBO(), rounds=20, every=10))
+    federated.engine.exchange.transport = Flaky(federated.engine.exchange.transport, {1})
     found = [m.row() for m in federated.run() if m.metrics]
     assert [row["absences"] for row in found] == [1, 11, 11]  # the losses' included
     three = dataclasses.replace(task, population=dataclasses.replace(task.population, weights=jnp.array([1, 0, 1, 1]) / 3))
-    alone = [m.row() for m in Experiment(three, fb.SimFBO(), rounds=20, every=10).run() if m.metrics]
+    alone = [m.row() for m in simulation(three, fb.SimFBO(), rounds=20, every=10).run() if m.metrics]
     for ours, theirs in zip(found, alone, strict=True):
         assert ours["rounds"] == theirs["rounds"]
         names = ("upper_loss", "lower_loss")
@@ -199,8 +204,8 @@ def test_absences_are_counted_and_the_rest_is_weighed_anew():
 )
 def test_a_silent_client_ends_no_run_however_few_are_asked_at_a_time(algorithm, participation):
     task = Quadratic(clients=4, noise=0.1, lower_level=type(algorithm).lower_level).build()
-    federated, _ = on(Experiment(task, algorithm, steps=20, every=10, participation=participation))
-    federated.federation.transport = Flaky(federated.federation.transport, {1})
+    federated, _ = on(simulation(task, algorithm, steps=20, every=10, participation=participation))
+    federated.engine.exchange.transport = Flaky(federated.engine.exchange.transport, {1})
     found = [m.row() for m in federated.run() if m.metrics]
     assert found[-1]["step"] == 20 and sum(row["absences"] for row in found) > len(found)  # more than the losses'
     assert found[-1]["lower_loss"] < found[0]["lower_loss"] or found[-1]["upper_loss"] < found[0]["upper_loss"]
@@ -209,13 +214,13 @@ def test_a_silent_client_ends_no_run_however_few_are_asked_at_a_time(algorithm, 
 def test_who_stands_in_goes_on_from_its_own_value():
     task, algorithm = Quadratic(clients=4, lower_level="local").build(), fb.FedBiOLocal()
     federation, _ = deployed(algorithm, task.population, Uniform(1), (task.x, task.y))
-    first, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    first, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     for silent in range(4):
-        federation.transport = Flaky(federation.transport, {silent})
-        state, totals = federation.step(algorithm, first, jax.random.key(1))
+        federation.exchange.transport = Flaky(federation.exchange.transport, {silent})
+        state, totals, *_ = federation.step(algorithm, first, jax.random.key(1))
         (moved,) = [m for m in range(4) if state.y.at(m) is not first.y.at(m)]
         assert moved != silent and totals.rounds in (1, 2)
-        federation.transport = federation.transport.transport
+        federation.exchange.transport = federation.exchange.transport.transport
 
 
 def test_who_stands_in_gets_what_was_meant_for_the_one_it_stands_in_for():
@@ -224,11 +229,12 @@ def test_who_stands_in_gets_what_was_meant_for_the_one_it_stands_in_for():
     rows = jnp.stack([task.y + 1, task.y + 2])
 
     def gathered(members, active):
-        cohort = RemoteCohort(RemoteClients(federation, algorithm, jax.random.key(0)), np.array(members), np.array(active))
+        clients = DeployedClients(federation.exchange, task.population, Uniform(2), algorithm, jax.random.key(0))
+        cohort = DeployedCohort(clients, np.array(members), np.array(active))
         return cohort.gather(algorithm.contract, task.x, task.y, cohort.scatter(rows)), cohort
 
     expected, _ = gathered([1, 0], [True, False])
-    federation.transport = Flaky(federation.transport, {0, 2, 3})
+    federation.exchange.transport = Flaky(federation.exchange.transport, {0, 2, 3})
     for members in ([0, 1], [0, 2]):  # it is a member who was not asked for, or none
         found, cohort = gathered(members, [True, False])
         np.testing.assert_array_equal(found, expected)
@@ -238,8 +244,8 @@ def test_who_stands_in_gets_what_was_meant_for_the_one_it_stands_in_for():
 def test_only_the_silence_of_all_clients_ends_a_run():
     task = Quadratic(clients=4).build()
     for participation in (Everyone(), Uniform(1)):
-        federated, _ = on(Experiment(task, fb.FedAvg(), rounds=20, every=10, participation=participation))
-        federated.federation.transport = Flaky(federated.federation.transport, set(range(4)))
+        federated, _ = on(simulation(task, fb.FedAvg(), rounds=20, every=10, participation=participation))
+        federated.engine.exchange.transport = Flaky(federated.engine.exchange.transport, set(range(4)))
         with pytest.raises(RuntimeError, match=r"none of 4 clients answered; client \d: timed out"):
             list(federated.run())
 
@@ -249,7 +255,7 @@ def test_absences_survive_a_restart(tmp_path):
     stop = StopRequest()
     for last in (5, 20):
         experiment, _ = on(folder.configuration.experiment())
-        experiment.federation.transport = Flaky(experiment.federation.transport, {1})
+        experiment.engine.exchange.transport = Flaky(experiment.engine.exchange.transport, {1})
 
         def observe(moment, last=last):
             stop.signum = 2 if moment.step == last < 20 else None
@@ -262,25 +268,25 @@ def test_absences_survive_a_restart(tmp_path):
 def test_only_what_was_sent_is_traffic_and_absent_clients_cost_no_memory():
     task, algorithm = Quadratic(clients=3, lower_level="local").build(), fb.FedBiOLocal()
     down = {}
-    for trouble in ("timed out", Unsent("not connected")):
+    for trouble in (Failure(Kind.LATE, "timed out"), Failure(Kind.UNREACHABLE, "not connected", sent=False)):
         federation, runtimes = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
-        federation.transport = Flaky(federation.transport, {1}, trouble)
-        state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+        federation.exchange.transport = Flaky(federation.exchange.transport, {1}, trouble)
+        state, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
         sizes = []
         for k in range(6):
-            state, totals = federation.step(algorithm, state, jax.random.key(k))
-            sizes.append(max(map(len, federation.needed.values())))
-        down[trouble] = totals.down
+            state, totals, *_ = federation.step(algorithm, state, jax.random.key(k))
+            sizes.append(max(map(len, federation.exchange.slots.needed.values())))
+        down[trouble.line] = totals.down
         assert sizes[-1] == sizes[2] <= 4 and len(runtimes[0]._kept) <= 4
     assert down["not connected"] == 2 * task.x.size < down["timed out"]
 
 
 def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
     """A client that never saved its values starts over, which can fail as any start can."""
-    folder, vaults = stopped_without_client_2(tmp_path, step=1)
-    experiment, _ = on(folder.configuration.experiment(), vaults)
-    everyone = Flaky(experiment.federation.transport, {0, 1, 2, 3}, "NotFinite: no number")
-    experiment.federation.transport = everyone
+    folder, stores = stopped_without_client_2(tmp_path, step=1)
+    experiment, _ = on(folder.configuration.experiment(), stores)
+    everyone = Flaky(experiment.engine.exchange.transport, {0, 1, 2, 3}, Failure(Kind.NOT_FINITE, "no number"))
+    experiment.engine.exchange.transport = everyone
     with pytest.raises(Diverged, match="what 4 of 4 clients computed is not finite"):
         folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
     assert folder.result["status"] == "diverged"
@@ -288,14 +294,15 @@ def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
 
 def test_a_federation_does_not_pool():
     task = Quadratic(clients=2).build()
-    federation, _ = deployed(fb.FedAvg(), task.population, Everyone())
+    engine, _ = deployed(fb.FedAvg(), task.population, Everyone())
+    pooled = simulation(task, ALGORITHMS["stocbio"].configure("stocbio", {}), rounds=90)
     with pytest.raises(InputError, match="pools the data of all clients"):
-        Experiment(task, ALGORITHMS["stocbio"].configure("stocbio", {}), rounds=90, federation=federation)
+        dataclasses.replace(pooled, engine=engine)
 
 
 def test_divergence_on_a_federation_is_said_as_in_a_simulation():
     task = Quadratic(clients=3).build()
-    federated, _ = on(Experiment(task, fb.SimFBO(gamma_y=1e300, gamma_x=1e300), rounds=50, every=50))
+    federated, _ = on(simulation(task, fb.SimFBO(gamma_y=1e300, gamma_x=1e300), rounds=50, every=50))
     with pytest.raises(Diverged, match=r"SimFBO diverged at round \d+ .* not finite.*gamma_y = 1e\+300"):
         list(federated.run())
 
@@ -363,38 +370,38 @@ def test_the_server_refuses_answers_that_are_not_the_algorithms_and_goes_on(answ
     algorithm = fb.FedAvg()
     federation, _ = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
     honest = federation.step(algorithm, Pair(task.x, task.y), jax.random.key(0))[0]
-    federation.transport = Lying(federation.transport, answer)
-    state, _ = federation.step(algorithm, Pair(task.x, task.y), jax.random.key(0))
-    assert federation.absences == 1 and not np.allclose(state.y, honest.y)
+    federation.exchange.transport = Lying(federation.exchange.transport, answer)
+    state, *_ = federation.step(algorithm, Pair(task.x, task.y), jax.random.key(0))
+    assert federation.exchange.absences == 1 and not np.allclose(state.y, honest.y)
     assert len(caplog.records) == 1 and "client 1 is left out of this round" in caplog.text
     assert message.replace("\\", "") in caplog.text
-    federation.transport = federation.transport.transport
+    federation.exchange.transport = federation.exchange.transport.transport
     federation.step(algorithm, state, jax.random.key(1))
     assert "client 1 takes part again" in caplog.text
 
 
-def test_a_vault_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
+def test_a_store_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
     (tmp_path / "a stray file").touch()
-    vault = DiskVault(tmp_path, "ab12")
-    vault.save(10, b"ten", keep=-1)
-    vault.save(20, b"twenty", keep=10)
-    assert vault.load(10) == b"ten" and vault.load(20) == b"twenty"
-    vault.save(30, b"thirty", keep=20)
+    store = DiskStore(tmp_path, "ab12")
+    store.save(10, b"ten", keep=-1)
+    store.save(20, b"twenty", keep=10)
+    assert store.load(10) == b"ten" and store.load(20) == b"twenty"
+    store.save(30, b"thirty", keep=20)
     with pytest.raises(InputError, match="no values of step 10"):
-        vault.load(10)
+        store.load(10)
     file = tmp_path / "ab12" / "step-30"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(InputError, match="damaged"):
-        vault.load(30)
+        store.load(30)
     for k in range(20):
-        DiskVault(tmp_path, f"{k:x}")  # runs that keep nothing
-    assert vault.load(20) == b"twenty" and len(list(tmp_path.iterdir())) == 2
+        DiskStore(tmp_path, f"{k:x}")  # runs that keep nothing
+    assert store.load(20) == b"twenty" and len(list(tmp_path.iterdir())) == 2
     for k in range(20):
-        DiskVault(tmp_path, f"{k:x}").save(1, b"one", keep=-1)
+        DiskStore(tmp_path, f"{k:x}").save(1, b"one", keep=-1)
     assert len(list(tmp_path.iterdir())) == RUNS + 1
     for wrong in ("../x", "", "AB", "a/b"):
         with pytest.raises(InputError, match="not a run's identity"):
-            DiskVault(tmp_path, wrong)
+            DiskStore(tmp_path, wrong)
 
 
 @pytest.mark.parametrize("n", [0, 5, 2**32 + 7, 2**50])
@@ -411,8 +418,8 @@ def test_rows_are_json(tmp_path):
 def test_what_a_client_keeps_does_not_leave_it():
     task, algorithm = Quadratic(clients=2, lower_level="local").build(), fb.FedBiOLocal()
     federation, runtimes = deployed(algorithm, task.population, Everyone())
-    state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
-    state, _ = federation.step(algorithm, state, jax.random.key(1))
+    state, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    state, *_ = federation.step(algorithm, state, jax.random.key(1))
     held = state.y.at(0).expression([])
     for expression in (held, [held], Store(np.ones(2), 99)):
         with pytest.raises(InputError, match="what is kept here does not leave this client"):
@@ -423,11 +430,11 @@ def test_what_a_client_keeps_does_not_leave_it():
 def test_whatever_one_client_answers_is_that_clients_trouble_alone(garbage):
     task, algorithm = Quadratic(clients=3).build(), fb.SimFBO()
     federation, runtimes = deployed(algorithm, task.population, Everyone(), (task.x, task.y))
-    state, _ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
+    state, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(0))
     if garbage == "deep":
         inside = b"[" * 5000 + b"]" * 5000
         garbage = len(inside).to_bytes(8, "little") + inside
     answer = garbage if isinstance(garbage, bytes) else wire.encode(garbage)
     runtimes[1].answer = lambda request: answer
-    moved, _ = federation.step(algorithm, state, jax.random.key(1))
-    assert np.isfinite(moved.x).all() and federation.absences == 1
+    moved, *_ = federation.step(algorithm, state, jax.random.key(1))
+    assert np.isfinite(moved.x).all() and federation.exchange.absences == 1

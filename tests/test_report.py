@@ -19,6 +19,7 @@ from fedbilevel.report.styles import PAPER
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder, stop_request
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -26,7 +27,7 @@ SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, 
 
 
 def executed(path, task, knobs, algorithm, **rest):
-    (folder,) = RunFolder.create({path: Configuration.resolve(task, knobs, algorithm, {}, **rest)})
+    (folder,) = RunFolder.create({path: Configuration.resolve(task, knobs, algorithm, {}, RunOptions(**rest))})
     with stop_request() as stop:
         folder.execute(stop, lambda moment: None)
     return folder
@@ -195,7 +196,7 @@ def test_a_run_that_has_not_begun_is_named(folders, tmp_path):
 @pytest.fixture
 def swept(tmp_path):
     grid = {"gamma_x": ["0.02", "0.05"], "gamma_y": ["0.1", "0.5", "1e9"]}
-    sweep = Sweep.checked("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, {"rounds": 20, "every": 20})
+    sweep = Sweep.checked("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, RunOptions(rounds=20, every=20))
     folder = SweepFolder.create(tmp_path / "sweep", sweep)
     folder.execute()
     return folder

@@ -8,8 +8,8 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
-from fedbilevel.engines.simulated import Simulator
-from fedbilevel.runs.experiment import Experiment
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
 
 pytestmark = pytest.mark.slow
@@ -26,10 +26,10 @@ def final_errors(algorithm, clients, steps, runs, start=None):
     task, x_star = EQUAL.build(), EQUAL.coefficients().mean().upper()
     shards = (task.population.upper, task.population.lower)
     parts = [[jax.tree.map(lambda a: np.asarray(a[256 * m : 256 * (m + 1)]), s.rows) for m in range(clients)] for s in shards]
-    simulator = Simulator(Population.build(task.population.problem, *parts, batch_size=1), Everyone())
+    simulator = SimulatedEngine(Population.build(task.population.problem, *parts, batch_size=1), Everyone())
 
     def run(key):
-        state, _ = simulator.init(algorithm, jnp.asarray(x_star if start is None else start), task.y, key)
+        state, *_ = simulator.init(algorithm, jnp.asarray(x_star if start is None else start), task.y, key)
         body = lambda t, state: simulator.step(algorithm, state, jax.random.fold_in(key, t))[0]  # noqa: E731
         return jax.lax.fori_loop(1, steps + 1, body, state).x
 
@@ -68,6 +68,6 @@ def test_simfbo_with_unequal_local_steps_solves_another_problem_and_shrofbo_the_
     tau = 1 + np.arange(6) % 3
     skewed = type(k)(k.A, k.B, k.b, k.c, k.d, tau / tau.sum())
     for rescale, solved in ((False, skewed), (True, k)):
-        *_, last = Experiment(knobs.build(), fb.SimFBO(**tiny, rescale=rescale), steps=6000, every=10**6).run()
+        *_, last = simulation(knobs.build(), fb.SimFBO(**tiny, rescale=rescale), steps=6000, every=10**6).run()
         np.testing.assert_allclose(last.state.x, solved.mean().upper(), rtol=1e-6)
     assert np.linalg.norm(skewed.mean().upper() - k.mean().upper()) > 0.05 * np.linalg.norm(k.mean().upper())

@@ -11,6 +11,7 @@ from fedbilevel.command.options import Settings
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps import sweep as sweep_module
 from fedbilevel.runs.sweeps.batched_runs import run_together
 from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
@@ -19,7 +20,7 @@ from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
     return [
         Configuration.resolve(
-            task, knobs, algorithm, cell, rounds=rounds, every=20, seed=seed, clients_per_round=3
+            task, knobs, algorithm, cell, RunOptions(rounds=rounds, every=20, seed=seed, clients_per_round=3)
         ).experiment()
         for cell in cells
         for seed in seeds
@@ -90,7 +91,7 @@ def small(**changes):
         hyperparameters={},
         grid={"gamma_x": [0.01, 0.03], "gamma_y": [0.1, 0.3], "local_steps": [1, 2]},
         seeds=2,
-        run={"rounds": 40, "every": 20},
+        options=RunOptions(rounds=40, every=20),
     )
     return Sweep.checked(**{**given, **changes})
 

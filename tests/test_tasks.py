@@ -15,6 +15,7 @@ from fedbilevel.core import ground_truth
 from fedbilevel.core.problem import Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
@@ -94,22 +95,26 @@ def test_data_cleaning_of_the_fourth_paper_has_its_sizes(mnist, partition, train
     task = built("data-cleaning-sigmoid", mnist, **knobs)
     assert task.population.size == 100 and sizes(task) == ({train}, {validation})
     assert task.y.shape == (784 * 200 + 200 + 200 * 10 + 10,)
-    configuration = Configuration.resolve("data-cleaning-sigmoid", knobs, "mefbo", {}, rounds=10, data=mnist)
-    assert configuration.clients_per_round == 10 and configuration.hyperparameters["proximal"] == 20
-    again = Configuration.resolve("data-cleaning-sigmoid", {}, "mefbo", {}, rounds=10, data=mnist, clients_per_round=7)
-    assert again.clients_per_round == 7
-    by_chance = Configuration.resolve("data-cleaning-sigmoid", {}, "mefbo", {}, rounds=10, data=mnist, bernoulli=0.2)
-    assert by_chance.clients_per_round is None
+    configuration = Configuration.resolve("data-cleaning-sigmoid", knobs, "mefbo", {}, RunOptions(rounds=10), data=mnist)
+    assert configuration.options.clients_per_round == 10 and configuration.hyperparameters["proximal"] == 20
+    again = Configuration.resolve(
+        "data-cleaning-sigmoid", {}, "mefbo", {}, RunOptions(rounds=10, clients_per_round=7), data=mnist
+    )
+    assert again.options.clients_per_round == 7
+    by_chance = Configuration.resolve(
+        "data-cleaning-sigmoid", {}, "mefbo", {}, RunOptions(rounds=10, bernoulli=0.2), data=mnist
+    )
+    assert by_chance.options.clients_per_round is None
 
 
 def test_weights_in_a_box_stay_there_and_need_an_algorithm_that_projects():
     knobs = dict(weighting="unit", train_per_client=20, hidden=4)
     settings = dict(eta_x=3000, lambda_x=3000, eta_y=0.1, lambda_y=0.1, eta_theta=0.1, lambda_theta=0.1)
-    *_, last = Configuration.resolve("data-cleaning", knobs, "mefbo", settings, rounds=60).experiment().run()
+    *_, last = Configuration.resolve("data-cleaning", knobs, "mefbo", settings, RunOptions(rounds=60)).experiment().run()
     x = np.asarray(last.state.x)
     assert x.min() == 0 and x.max() == 1 and np.mean((x > 0) & (x < 1)) > 0
     with pytest.raises(InputError, match="does not keep x and y in given sets"):
-        Configuration.resolve("data-cleaning", knobs, "fedbio", {}, rounds=60).experiment()
+        Configuration.resolve("data-cleaning", knobs, "fedbio", {}, RunOptions(rounds=60)).experiment()
 
 
 def test_too_few_samples_are_said():
@@ -187,7 +192,7 @@ def test_colour_images_in_both_networks(tmp_path, name, model):
     steps = dict(eta_x=0.02, eta_y=0.01, eta_theta=0.01, lambda_x=0.02, lambda_y=0.01, lambda_theta=0.01, penalty=3)
     if name == "data-cleaning":
         knobs["clean"] = "own"
-    configuration = Configuration.resolve(name, knobs, "mefbo", steps, rounds=40, every=40, data=colours(tmp_path))
+    configuration = Configuration.resolve(name, knobs, "mefbo", steps, RunOptions(rounds=40, every=40), data=colours(tmp_path))
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < first.metrics["upper_loss"]
 
@@ -250,7 +255,9 @@ def test_the_exact_lower_solution_is_scikit_learns_logistic_regression():
 
 
 def test_regularisation_learns_to_shrink_less_than_it_starts_with_and_the_box_holds():
-    *_, last = Configuration.resolve("regularisation", dict(decay="box"), "mefbo", {}, rounds=200).experiment().run()
+    *_, last = (
+        Configuration.resolve("regularisation", dict(decay="box"), "mefbo", {}, RunOptions(rounds=200)).experiment().run()
+    )
     x = np.asarray(last.state.x)
     assert x.min() >= 1e-3 and x.max() <= 10 and np.ptp(x) > 0
     assert x.mean() < 0.1  # where it starts
@@ -436,7 +443,7 @@ def matching():
 @pytest.mark.parametrize(("task", "name"), list(matching()))
 def test_every_algorithm_makes_progress_on_every_task_of_its_kind(task, name):
     knobs, rounds = (dict(tasks=4, filters=8), 40) if task == "few-shot" else ({}, 300)
-    configuration = Configuration.resolve(task, knobs, name, {}, rounds=rounds, every=rounds)
+    configuration = Configuration.resolve(task, knobs, name, {}, RunOptions(rounds=rounds, every=rounds))
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < (0.95 if name == "fedavg" else 0.7) * first.metrics["upper_loss"]
     if task == "data-cleaning" and name != "fedavg":

@@ -11,7 +11,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
 from fedbilevel.core.problem import Problem
 from fedbilevel.runs.derivative_counts import Tally, Work
-from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
 
 COUNTED = collections.Counter()
@@ -60,7 +60,7 @@ Honest.gy = lower_gradient
 def test_the_tally_is_what_deployed_clients_compute(name, settings, participation):
     algorithm = ALGORITHMS[name].configure(name, settings)
     task = Quadratic(clients=3, noise=0.1, lower_level=type(algorithm).lower_level).build()
-    experiment = Experiment(task, algorithm, steps=2, participation=participation)
+    experiment = simulation(task, algorithm, steps=2, participation=participation)
     expected = Tally(experiment).at([0, 1, 2])
 
     population = task.population
@@ -70,10 +70,10 @@ def test_the_tally_is_what_deployed_clients_compute(name, settings, participatio
     seen = []
     with jax.disable_jit():
         key = jax.random.key(0)
-        state, _ = federation.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
+        state, *_ = federation.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
         seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
         for step in (1, 2):
-            state, _ = federation.step(algorithm, state, jax.random.fold_in(key, step))
+            state, *_ = federation.step(algorithm, state, jax.random.fold_in(key, step))
             seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
     assert seen == expected
 
@@ -81,6 +81,6 @@ def test_the_tally_is_what_deployed_clients_compute(name, settings, participatio
 def test_the_tally_of_a_long_run_grows_with_its_steps():
     task = Quadratic(clients=4, noise=0.1).build()
     algorithm = ALGORITHMS["fedbio"].configure("fedbio", {"local_steps": 3})
-    tally = Tally(Experiment(task, algorithm, steps=1))
+    tally = Tally(simulation(task, algorithm, steps=1))
     assert tally.at([1, 2], seed=5) == [Work(36, 24), Work(72, 48)]
     assert tally.at([0, 1, 1000]) == [Work(0, 0), Work(4 * 3 * 3, 4 * 3 * 2), Work(1000 * 36, 1000 * 24)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -23,6 +24,8 @@ class Algorithm(abc.ABC):
     rounds_to_start: ClassVar[int] = 0  # communication rounds of `init`
     constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
     needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
+    reports: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what its steps report, with the meaning in words
+    pooled: bool = False  # whether one client holds all rows; a hyperparameter of methods that come both ways
 
     def __post_init__(self) -> None:
         check_all(self)

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.toml_file import read_toml
+
+console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 
 def whole(text: str) -> int:
@@ -55,7 +58,7 @@ Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for o
 Force = Annotated[bool, typer.Option("--force", help="Replace what the folder already holds of this kind.")]
 
 
-def budget(rounds: int | None, steps: int | None) -> dict[str, int | None]:
+def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
     """Rounds or steps; 1,000 rounds if neither is given."""
     if rounds is not None and steps is not None:
         raise InputError("give either --rounds or --steps, not both")

@@ -18,11 +18,12 @@ LINES = 10  # plain lines in a run
 @contextlib.contextmanager
 def shown(console: Console, configuration: Configuration, headline: str) -> Iterator[Callable[[Snapshot], None]]:
     """Within it, the function that it gives shows each moment of the run."""
-    total = configuration.rounds or configuration.steps or 0
-    unit = "round" if configuration.rounds else "step"
+    options = configuration.options
+    total = options.rounds or options.steps or 0
+    unit = "round" if options.rounds else "step"
 
     def done(moment: Snapshot) -> int:
-        return moment.totals.rounds if configuration.rounds else moment.step
+        return moment.totals.rounds if options.rounds else moment.step
 
     if console.is_terminal:
         with _bar(console, unit) as bar:

@@ -1,4 +1,4 @@
-"""The commands `fedbilevel report` and `fedbilevel watch`."""
+"""The commands `fedbilevel report`, `watch` and `compare`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from fedbilevel.command.options import Look, console, picture_path
 from fedbilevel.errors import InputError
+from fedbilevel.report.styles import find_style
 
 if TYPE_CHECKING:
     from fedbilevel.runs.folder import RunFolder
@@ -32,7 +33,7 @@ def report(
     from fedbilevel.runs.folder import write_atomically
 
     write_atomically(out, page(contents(*_found(directories))).encode())
-    Console(highlight=False, markup=False).print(f"page: {out}", soft_wrap=True)
+    console.print(f"page: {out}", soft_wrap=True)
     if open_:
         typer.launch(out.resolve().as_uri())
 
@@ -48,10 +49,32 @@ def watch(
 
     _found([directory])
     with PageServer(lambda: contents(*_found([directory])), port) as server:
-        Console(highlight=False, markup=False).print(f"page: {server.url} (Ctrl-C ends it)", soft_wrap=True)
+        console.print(f"page: {server.url} (Ctrl-C ends it)", soft_wrap=True)
         if open_:
             typer.launch(server.url)
         server.serve_forever()
+
+
+def compare(
+    directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG in any case.")] = Path("comparison.png"),
+    style: Look = "screen",
+) -> None:
+    """Show runs side by side, as a table and a picture."""
+    picture_path(out)
+    look = find_style(style)
+    from fedbilevel.report.curve_picture import draw
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.table import table
+    from fedbilevel.runs.folder import RunFolder
+
+    curves = read([folder for directory in directories for folder in RunFolder.find(directory)])
+    headlines = sorted({curve.headline for curve in curves})
+    if len(headlines) > 1:
+        raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
+    written = draw(curves, out, look)
+    console.print(table(curves))
+    console.print(f"pictures: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:

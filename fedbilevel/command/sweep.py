@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -73,20 +73,20 @@ def sweep(
     look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
+    from fedbilevel.runs.options import RunOptions
     from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
     from fedbilevel.tasks import TASKS
 
     find(TASKS, "task", task)
     find(ALGORITHMS, "algorithm", algorithm)
     file = Settings(settings)
-    run: dict[str, Any] = dict(
-        budget(rounds, steps),
+    options = RunOptions(
+        **budget(rounds, steps),
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
         every=every,
         loss_bound=loss_bound,
-        data=data_folder(data),
     )
     described = Sweep.checked(
         task,
@@ -95,7 +95,8 @@ def sweep(
         {**file.hyperparameters(algorithm), **by_algorithm([algorithm], set_)[algorithm]},
         {name: values.split(",") for name, values in assignments(grid).items()},
         seeds,
-        run,
+        options,
+        data_folder(data),
     )
     folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force)
     if by:
@@ -103,7 +104,7 @@ def sweep(
     _execute(folder, look)
 
 
-def go_on(directory: Path, style: Style) -> None:
+def continue_sweep(directory: Path, style: Style) -> None:
     """Run what is missing of a sweep."""
     from fedbilevel.runs.sweeps.sweep import SweepFolder
 
@@ -127,7 +128,7 @@ def _execute(folder: SweepFolder, style: Style) -> None:
 
             folder.execute(observe)
     except Interrupted as interrupted:
-        fail(f"stopped; go on with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
+        fail(f"stopped; continue with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
     metric, cells = folder.metric, folder.conclude()
     pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
     grid_picture.grid(described, cells, metric, pictures, style)

@@ -10,13 +10,15 @@ import abc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.population import Client
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
 
-__all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate"]
+__all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate", "server_floats"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -113,3 +115,14 @@ class Clients(abc.ABC):
     @abc.abstractmethod
     def loop(self, n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
         """`body(k, value)` for k = 0..n-1; `body` may communicate."""
+
+    @abc.abstractmethod
+    def report(self, **numbers: Array | float) -> None:
+        """Named numbers about this step for the run's metrics; the names are among the algorithm's `reports`."""
+
+
+def server_floats(state: Tree) -> list[tuple[str, Array]]:
+    """The real numbers in a state that the server holds, with their names."""
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, PerClient))
+    named = [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves if not isinstance(leaf, PerClient)]
+    return [(name, leaf) for name, leaf in named if jnp.issubdtype(leaf.dtype, jnp.floating)]

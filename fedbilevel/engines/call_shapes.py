@@ -6,8 +6,7 @@ computes nothing and meets every call.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +16,11 @@ from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
-from fedbilevel.core.clients import at_client, is_client_function
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
 from fedbilevel.errors import InputError, NotFinite
 
 
@@ -41,48 +40,38 @@ class Shape(NamedTuple):
         return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.arrays) or "nothing"
 
 
-class Signature(NamedTuple):
+class CallShape(NamedTuple):
     """What one call is given and gives."""
 
     arguments: Shape
     result: Shape
 
 
-Signatures = Mapping[str, frozenset[Signature]]
-EVALUATING = "evaluate"  # stands beside the client functions, for the problem's measures at x and y
+CallShapes = Mapping[str, frozenset[CallShape]]
+EVALUATING = "evaluate"  # stands beside the client functions, for the problem's metrics at x and y
 
 
-def signatures(algorithm: Algorithm, population: Population, x: Array, y: Array) -> Signatures:
-    """Of all client functions that a start or a step of the algorithm calls, by name, and of measuring."""
-    seen: dict[str, set[Signature]] = {}
+def call_shapes(algorithm: Algorithm, population: Population, x: Array, y: Array) -> CallShapes:
+    """Of all client functions that a start or a step of the algorithm calls, by name, and of evaluating."""
+    seen: dict[str, set[CallShape]] = {}
 
-    def recorded(name: str, function: Callable[..., Tree]) -> Callable[..., Tree]:
-        @functools.wraps(function)
-        def call(self: Any, client: Any, *args: Tree) -> Tree:
-            result = function(self, client, *args)
-            seen.setdefault(name, set()).add(Signature(Shape.of(args), Shape.of(result)))
-            return result
-
-        return at_client(call)
-
-    kind = type(algorithm)
-    functions = {name: getattr(kind, name) for name in dir(kind) if is_client_function(getattr(kind, name))}
-    watched: Any = object.__new__(type(kind.__name__, (kind,), {name: recorded(name, f) for name, f in functions.items()}))
-    for name, value in vars(algorithm).items():
-        object.__setattr__(watched, name, value)
+    def watch(call: ClientCall) -> Rehearsed:
+        result = call.result()
+        seen.setdefault(call.function.__name__, set()).add(CallShape(Shape.of(call.arguments_of_one()), Shape.of(result)))
+        return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), result))
 
     def start_and_step(population: Population, x: Array, y: Array, key: Array) -> Any:
-        simulator = Simulator(population, Everyone())
-        state, _ = simulator.init(watched, x, y, key)
-        return simulator.step(watched, state, key)[0]
+        engine = SimulatedEngine(population, Everyone())
+        state, _ = engine.rehearse_init(watch, algorithm, x, y, key)
+        return engine.rehearse_step(watch, algorithm, state, key)
 
     jax.eval_shape(start_and_step, population, x, y, randomness.key(0))
-    measured = Shape.of(jax.eval_shape(ground_truth.metrics, population, x, y))
-    seen[EVALUATING] = {Signature(Shape.of((x, y)), measured)}
+    metrics = Shape.of(jax.eval_shape(ground_truth.metrics, population, x, y))
+    seen[EVALUATING] = {CallShape(Shape.of((x, y)), metrics)}
     return {name: frozenset(found) for name, found in seen.items()}
 
 
-def check_arguments(known: Signatures, name: str, args: tuple) -> None:
+def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
     """Raise `InputError` unless a call of that function takes arguments of these shapes."""
     given = Shape.of(args)
     taken = {str(s.arguments) for s in known.get(name, ()) if s.arguments != given}
@@ -91,7 +80,7 @@ def check_arguments(known: Signatures, name: str, args: tuple) -> None:
         raise InputError(f"{name} was asked for with {given}, and this algorithm's takes {wanted}: refused")
 
 
-def check_argument(known: Signatures, value: Tree) -> None:
+def check_argument(known: CallShapes, value: Tree) -> None:
     """Raise `InputError` unless every array of a value is of a kind that some call takes."""
     taken = {array for found in known.values() for s in found for array in s.arguments.arrays}
     given = Shape.of(value)
@@ -99,7 +88,7 @@ def check_argument(known: Signatures, value: Tree) -> None:
         raise InputError(f"no call of this algorithm takes a value of {given}: refused")
 
 
-def check_result(known: Signatures, name: str, value: Tree) -> None:
+def check_result(known: CallShapes, name: str, value: Tree) -> None:
     """Raise `InputError` unless that function gives values of this shape."""
     given = Shape.of(value)
     if not any(s.result == given for s in known.get(name, ())):

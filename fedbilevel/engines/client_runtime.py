@@ -16,14 +16,14 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import EVALUATING, Signatures, check_argument, check_arguments, check_finite
+from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, check_argument, check_arguments, check_finite
 from fedbilevel.engines.messages import EXPRESSIONS, Call, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.errors import InputError
 
 MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
-class Vault(Protocol):
+class ValueStore(Protocol):
     """Where a client's values outlive its process."""
 
     def save(self, step: int, data: bytes, keep: int) -> None:
@@ -34,7 +34,7 @@ class Vault(Protocol):
 
 
 class ClientRuntime:
-    """One client. Where signatures are given, calls of any other shape are refused."""
+    """One client. Where call shapes are given, calls of any other shape are refused."""
 
     def __init__(
         self,
@@ -42,11 +42,11 @@ class ClientRuntime:
         population: Population,
         m: int,
         weight: float = 1.0,
-        signatures: Signatures | None = None,
-        vault: Vault | None = None,
+        call_shapes: CallShapes | None = None,
+        store: ValueStore | None = None,
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
-        self._signatures, self._vault = signatures, vault
+        self._call_shapes, self._store = call_shapes, store
         self._named = wire.named_tuples(type(algorithm))
         self._kept: dict[int, Tree] = {}
 
@@ -56,7 +56,7 @@ class ClientRuntime:
         if not isinstance(request, Request):
             raise InputError("a message is no request: refused")
         if request.reply and not isinstance(request.expression, (Call, Evaluate)):
-            raise InputError("what is kept here does not leave this client: ask for a client function or for measures")
+            raise InputError("what is kept here does not leave this client: ask for a client function or for metrics")
         needed = set(request.needed)
         self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
         result = self._evaluate(request.expression)
@@ -68,8 +68,8 @@ class ClientRuntime:
                 return self._recalled(slot)
             case Store(value=value, slot=slot):
                 check_finite("a value to keep", value)
-                if self._signatures is not None:
-                    check_argument(self._signatures, value)
+                if self._call_shapes is not None:
+                    check_argument(self._call_shapes, value)
                 return self._keep(slot, value)
             case Part(of=of, path=path):
                 value = self._evaluate(of)
@@ -81,8 +81,8 @@ class ClientRuntime:
                 return value if slot is None else self._keep(slot, value)
             case Evaluate(x=x, y=y):
                 point = self._evaluate(x), self._evaluate(y)
-                if self._signatures is not None:
-                    check_arguments(self._signatures, EVALUATING, point)
+                if self._call_shapes is not None:
+                    check_arguments(self._call_shapes, EVALUATING, point)
                 return _metrics(self._population, *point)
             case Save(step=step, values=values, keep=keep):
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
@@ -112,15 +112,15 @@ class ClientRuntime:
     def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
         if not is_client_function(getattr(self._algorithm, name, None)):
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
-        if self._signatures is not None:
-            check_arguments(self._signatures, name, tuple(args))
+        if self._call_shapes is not None:
+            check_arguments(self._call_shapes, name, tuple(args))
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
 
     @property
-    def _disk(self) -> Vault:
-        if self._vault is None:
-            raise InputError("this client has nowhere to save values: give it a vault")
-        return self._vault
+    def _disk(self) -> ValueStore:
+        if self._store is None:
+            raise InputError("this client has nowhere to save values: give it a store")
+        return self._store
 
 
 @partial(jax.jit, static_argnames="name")

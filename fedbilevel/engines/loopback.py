@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.failure import Failure, Failures
 
 
 class Loopback:
@@ -13,12 +14,13 @@ class Loopback:
     def __init__(self, runtimes: Mapping[int, ClientRuntime]):
         self._runtimes = runtimes
 
-    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
-        """Each client's reply; a client that raises has its error in its place."""
-        replies, errors = {}, {}
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
+        """Each client's reply; for a client that raises, what went wrong."""
+        replies: dict[int, bytes] = {}
+        failures: Failures = {}
         for m, request in requests.items():
             try:
                 replies[m] = self._runtimes[m].answer(request)
             except Exception as error:
-                errors[m] = f"{type(error).__name__}: {error}"
-        return replies, errors
+                failures[m] = Failure.of(error)
+        return replies, failures

@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Evaluate(NamedTuple):
-    """The problem's `measures` at x and y on all of the client's rows."""
+    """The problem's metrics at x and y on all of the client's rows."""
 
     x: Any
     y: Any

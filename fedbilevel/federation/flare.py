@@ -17,20 +17,16 @@ from typing import Any
 
 from nvflare.collab import CollabCallError
 
-from fedbilevel.engines.deployed import Unsent
+from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.errors import in_one_line
 
 LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
 ABORTING = 4.0  # seconds after which a job whose sites the engine has ended knows that it is aborted
-Answer = tuple[bool, Any]  # the reply's bytes, or a line that says what went wrong
+Answer = bytes | Failure
 
 
 class JobAborted(RuntimeError):
     """The engine ends the job: what its sites still answer does not count."""
-
-
-class Unreachable(str):
-    """What went wrong with a request that the engine could not deliver, or that the end of a site's process cut off."""
 
 
 class Flare:
@@ -45,39 +41,41 @@ class Flare:
         self._lines = {m: _Line(proxy, names[m]) for m, proxy in proxies.items()}
         self._late: dict[int, Future[Answer]] = {}
 
-    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
         """Send each site its request at the same time: the replies, and for the others what went wrong."""
         return self.call("answer", requests)
 
     def call(
         self, method: str, requests: Mapping[int, bytes], timeout: float | None = None
-    ) -> tuple[dict[int, bytes], dict[int, str]]:
+    ) -> tuple[dict[int, bytes], Failures]:
         """The same, for any method that sites publish, and within a time limit of its own."""
         limit = self._timeout if timeout is None else timeout
         self._late = {m: future for m, future in self._late.items() if not future.done()}
-        errors: dict[int, str] = {m: Unsent(f"{self._names[m]} is not connected") for m in requests if m not in self._lines}
+        failures: Failures = {}
         for m in requests:
-            if m in self._late:
-                errors[m] = Unsent(f"{self._names[m]} has not yet answered an earlier request")
-        futures = {m: self._lines[m].call(method, request) for m, request in requests.items() if m not in errors}
+            if m not in self._lines:
+                failures[m] = Failure(Kind.UNREACHABLE, f"{self._names[m]} is not connected", sent=False)
+            elif m in self._late:
+                failures[m] = Failure(Kind.LATE, f"{self._names[m]} has not yet answered an earlier request", sent=False)
+        futures = {m: self._lines[m].call(method, request) for m, request in requests.items() if m not in failures}
         wait(futures.values(), limit)
         replies: dict[int, bytes] = {}
         for m, future in futures.items():
             if not future.done():
                 self._late[m] = future
-                errors[m] = f"{self._names[m]} did not answer within {limit:g} s"
+                failures[m] = Failure(Kind.LATE, f"{self._names[m]} did not answer within {limit:g} s")
                 continue
-            done, value = future.result()
-            if done:
-                replies[m] = value
+            answer = future.result()
+            if isinstance(answer, Failure):
+                failures[m] = answer
             else:
-                errors[m] = value
-        self._heed_an_abort(replies, errors)
-        return replies, errors
+                replies[m] = answer
+        self._heed_an_abort(replies, failures)
+        return replies, failures
 
-    def _heed_an_abort(self, replies: Mapping[int, bytes], errors: Mapping[int, str]) -> None:
+    def _heed_an_abort(self, replies: Mapping[int, bytes], failures: Failures) -> None:
         """Raise `JobAborted` if the job ends, which sites that cannot be reached any more may be the first sign of."""
-        unreachable = {m for m, error in errors.items() if isinstance(error, Unreachable)}
+        unreachable = {m for m, failure in failures.items() if failure.kind is Kind.UNREACHABLE and failure.sent}
         deadline = time.monotonic() + (ABORTING if unreachable - self._unreachable else 0.0)
         while not self._aborted() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -108,14 +106,13 @@ class _Line:
         try:
             reply = getattr(self._proxy(timeout=LONGEST_CALL), method)(request)
         except CollabCallError as error:
-            return False, Unreachable(f"{self._name} could not be reached ({error.cause_type}: {error.cause})")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({error.cause_type}: {error.cause})")
         except Exception as error:
-            return False, Unreachable(f"{self._name} could not be asked ({type(error).__name__}: {error})")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be asked ({type(error).__name__}: {error})")
         match reply:
             case [True, bytes(value)]:
-                return True, value
-            case [False, str(line)]:
-                said = in_one_line(line)
-                return False, said if said.startswith("NotFinite") else f"{self._name}: {said}"
+                return value
+            case [False, Kind.REFUSED | Kind.NOT_FINITE | Kind.BROKEN as kind, str(line)]:
+                return Failure(Kind(kind), f"{self._name}: {in_one_line(line)}")
             case _:
-                return False, f"{self._name} answered something that is no reply of ours"
+                return Failure(Kind.INVALID, f"{self._name} answered something that is no reply of ours")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fedbilevel.engines.deployed import Unsent
+from fedbilevel.engines.failure import Failures, Kind
 from fedbilevel.errors import InputError
 from fedbilevel.federation.flare import Flare
 
@@ -13,42 +13,42 @@ BEGINNING = 120.0  # seconds, at least, that sites get to load their data, and f
 BEGINNINGS = 3  # how often a site is told of the run
 
 
-class Participants:
+class Roster:
     """Sites by client number, each with what it is told of the run; `timeout` is that of a round."""
 
-    def __init__(self, transport: Flare, beginnings: Mapping[int, bytes], names: Mapping[int, str], timeout: float):
-        self._transport, self._beginnings, self._names = transport, beginnings, names
+    def __init__(self, transport: Flare, beginnings: Mapping[int, bytes], timeout: float):
+        self._transport, self._beginnings = transport, beginnings
         self._first_timeout = max(timeout, BEGINNING)
         self._told: Counter[int] = Counter()
         self._answered: set[int] = set()
         self.data: dict[int, bytes] = {}  # what the sites say of their data
-        self.left_out: dict[int, str] = {}  # those that are asked no more, and why
+        self.left_out: Failures = {}  # those that are asked no more
 
-    def begin(self) -> dict[int, str]:
+    def begin(self) -> Failures:
         """Tell all sites of the run: what went wrong, by site. Raises `InputError` if all that are connected refuse."""
-        errors = self._begin(self._beginnings, self._first_timeout)
+        failures = self._begin(self._beginnings, self._first_timeout)
         if not self.data:
-            asked = {m: error for m, error in errors.items() if not isinstance(error, Unsent)}
+            asked = {m: failure for m, failure in failures.items() if failure.sent}
             refused = bool(asked) and asked.keys() == self.left_out.keys()
-            raise (InputError if refused else RuntimeError)(f"no site takes part; {next(iter((asked or errors).values()))}")
-        return errors
+            raise (InputError if refused else RuntimeError)(f"no site takes part; {next(iter((asked or failures).values()))}")
+        return failures
 
-    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], dict[int, str]]:
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
         """As the transport's; a site whose word on the beginning has not come is told of it again first."""
-        errors = self._begin([m for m in requests if m not in self.data and m not in self.left_out])
+        failures = self._begin([m for m in requests if m not in self.data and m not in self.left_out])
         there = {m: request for m, request in requests.items() if m in self.data}
         first = not there.keys() <= self._answered
         replies, unanswered = self._transport.call("answer", there, self._first_timeout if first else None)
         self._answered |= replies.keys()
-        left_out = {m: Unsent(line) for m, line in self.left_out.items() if m in requests}
-        return replies, errors | unanswered | left_out
+        left_out = {m: failure._replace(sent=False) for m, failure in self.left_out.items() if m in requests}
+        return replies, failures | unanswered | left_out
 
-    def _begin(self, sites: Iterable[int], timeout: float | None = None) -> dict[int, str]:
-        replies, errors = self._transport.call("begin", {m: self._beginnings[m] for m in sites}, timeout)
+    def _begin(self, sites: Iterable[int], timeout: float | None = None) -> Failures:
+        replies, failures = self._transport.call("begin", {m: self._beginnings[m] for m in sites}, timeout)
         self.data |= replies
-        heard = {m: error for m, error in errors.items() if not isinstance(error, Unsent)}
+        heard = {m: failure for m, failure in failures.items() if failure.sent}
         self._told.update(heard.keys())
-        for m, error in heard.items():
-            if error.startswith(f"{self._names[m]}: {InputError.__name__}: ") or self._told[m] >= BEGINNINGS:
-                self.left_out[m] = error
-        return errors
+        for m, failure in heard.items():
+            if failure.kind is Kind.REFUSED or self._told[m] >= BEGINNINGS:
+                self.left_out[m] = failure
+        return failures

@@ -14,14 +14,15 @@ from typing import Any
 import jax
 from nvflare.collab import collab
 
-from fedbilevel.engines.call_shapes import signatures
-from fedbilevel.engines.deployed import RemoteFederation
+from fedbilevel.engines.call_shapes import call_shapes
+from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.failure import Failures
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare
 from fedbilevel.federation.job import SIMULATED, SITES, STOP, write_status
 from fedbilevel.federation.nvflare_support import documented
-from fedbilevel.federation.roster import Participants
+from fedbilevel.federation.roster import Roster
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest, write_atomically
@@ -36,7 +37,7 @@ class ExperimentServer:
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
-        self._left_out: Mapping[int, str] = {}
+        self._left_out: Failures = {}
         self._data: Mapping[int, bytes] = {}  # what the sites say of theirs
 
     @documented(collab.main)
@@ -53,7 +54,7 @@ class ExperimentServer:
         ended: dict[str, Any] = {}
         try:
             experiment = self._experiment(folder.configuration, transport)
-            write_status(folder.path, {"begun": True, "left_out": list(self._left_out.values())})
+            write_status(folder.path, {"begun": True, "left_out": self._reasons()})
             self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
@@ -66,7 +67,7 @@ class ExperimentServer:
         finally:
             if folder.holds(self.identity):
                 self._all_simulated()
-                write_status(folder.path, {"ended": True, "left_out": list(self._left_out.values()), **ended})
+                write_status(folder.path, {"ended": True, "left_out": self._reasons(), **ended})
 
     def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
         stop = StopRequest()
@@ -94,18 +95,19 @@ class ExperimentServer:
             m: json.dumps({**common, "number": m, "weight": float(w) * population.size}).encode()
             for m, w in enumerate(population.weights)
         }
-        participants = Participants(transport, beginnings, dict(enumerate(self.sites)), configuration.round_timeout)
-        for m, error in participants.begin().items():
-            logger.warning("%s has not begun: %s", self.sites[m], error)
-        self._left_out, self._data = participants.left_out, participants.data
+        roster = Roster(transport, beginnings, configuration.round_timeout)
+        for m, failure in roster.begin().items():
+            logger.warning("%s has not begun: %s", self.sites[m], failure)
+        self._left_out, self._data = roster.left_out, roster.data
         if not self._all_simulated():
             task = _without_truths(task)
-        known = signatures(experiment.algorithm, population, task.x, task.y)
-        sets = population.problem.sets
-        federation = RemoteFederation(
-            participants, population.weights, experiment.participation, sets, known, population.problem.metric_names
-        )
-        return dataclasses.replace(experiment, task=task, federation=federation)
+        shapes = call_shapes(experiment.algorithm, population, task.x, task.y)
+        engine = DeployedEngine(roster, population, configuration.options.participation(), shapes)
+        return dataclasses.replace(experiment, task=task, engine=engine)
+
+    def _reasons(self) -> list[str]:
+        """Why sites are left out, a line each."""
+        return [str(failure) for failure in self._left_out.values()]
 
     def _all_simulated(self) -> bool:
         """Whether every site says of its data that they are simulated, in this job or in an earlier one of the run."""

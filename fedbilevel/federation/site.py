@@ -14,19 +14,20 @@ import jax
 from nvflare.collab import collab
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.engines.call_shapes import signatures
+from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, NotFinite, in_one_line
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
-from fedbilevel.federation.site_store import DiskVault
+from fedbilevel.federation.site_store import DiskStore
 from fedbilevel.registry import find
 
 logger = logging.getLogger(__name__)
 
-Reply = list  # [True, bytes] or [False, a line that says why not]
+Reply = list  # [True, bytes], or [False, the kind of a `Failure`, its line]
 
 
 @contextlib.contextmanager
@@ -82,10 +83,10 @@ class Site:
                 return [True, work()]
             except (InputError, NotFinite) as error:
                 self._log(f"refused: {in_one_line(error)}")
-                return [False, f"{type(error).__name__}: {error}"]
+                return [False, str(Failure.of(error).kind), str(error)]
             except Exception as error:
                 self._log(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
-                return [False, f"{type(error).__name__} at the site: its log says more"]
+                return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: its log says more"]
 
     def _log(self, line: str) -> None:
         """A warning; of very many, which would fill the disk, one in a thousand."""
@@ -111,8 +112,8 @@ class Site:
         with _unsaid():
             task, population = own.load(knobs)
         algorithm = find(ALGORITHMS, "algorithm", name).configure(name, values)
-        known = signatures(algorithm, population, task.x, task.y)
-        self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskVault(self._kit / "kept", identity))
+        known = call_shapes(algorithm, population, task.x, task.y)
+        self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskStore(self._kit / "kept", identity))
         logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)
         word = SIMULATED if own.loader == "share" else OWN_DATA
         self._begun = {request: word}

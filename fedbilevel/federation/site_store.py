@@ -13,7 +13,7 @@ from fedbilevel.runs.folder import write_atomically
 RUNS = 8  # how many runs' values a site keeps; those it has not heard of longest go first
 
 
-class DiskVault:
+class DiskStore:
     """The values of one run, in a folder of their own beside those of others."""
 
     def __init__(self, folder: Path, run: str):

@@ -91,7 +91,7 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     """Add what only the run's experiment can tell: the work done, who holds what, and what x says."""
     configuration, steps = folder.configuration, run["columns"]["step"]
     tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
-    work = tally.at(steps, configuration.seed)
+    work = tally.at(steps, configuration.options.seed)
     run["columns"] |= {"gradients": [w.gradients for w in work], "products": [w.products for w in work]}
     task = tally.experiment.task
     where = json.dumps([configuration.task, dict(configuration.knobs)])
@@ -109,7 +109,7 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
 @functools.lru_cache(maxsize=64)
 def _tally(configuration: str) -> Tally:
     """One for all seeds, and counted once however often a page is made."""
-    return Tally(Configuration(**json.loads(configuration)).experiment())
+    return Tally(Configuration.read(json.loads(configuration)).experiment())
 
 
 def _series(

@@ -34,7 +34,7 @@ from fedbilevel.runs.reproductions.results import (
 )
 from fedbilevel.runs.reproductions.study import Study, without_data
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
-from fedbilevel.runs.sweeps.sweep import untied
+from fedbilevel.runs.sweeps.sweep import Sweep, untied
 
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
@@ -178,15 +178,24 @@ def _stored(plan: Reproduction, folder: Path) -> str:
     described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
     if not numbers.exists():
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
-    if not described.exists() or json.loads(described.read_bytes()) != description(Study(plan, folder, plans=folder)):
+    if not described.exists() or not _is_of(json.loads(described.read_bytes()), Study(plan, folder, plans=folder)):
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
     return section(plan, from_csv(numbers), folder)
 
 
 def description(study: Study) -> dict[str, Any]:
     """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
-    lines = [without_data(study.line(panel, method)) for panel, method in study.reproduction.lines()]
-    return {"metric": study.reproduction.metric, "lines": lines}
+    return {"metric": study.reproduction.metric, "lines": [line.plain() for line in _lines_of(study)]}
+
+
+def _is_of(description: Mapping[str, Any], study: Study) -> bool:
+    """Whether a stored description is of this study's runs."""
+    stored = [without_data(Sweep.read(line)) for line in description["lines"]]
+    return description["metric"] == study.reproduction.metric and stored == _lines_of(study)
+
+
+def _lines_of(study: Study) -> list[Sweep]:
+    return [without_data(study.line(panel, method)) for panel, method in study.reproduction.lines()]
 
 
 def _markdown(heads: Sequence[str], lines: Any) -> str:

@@ -12,14 +12,17 @@ from typing import Any
 import jax
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task, suited_to
 from fedbilevel.tasks.data.datasets import SETS, folder_of
+
+ROUND_TIMEOUT = 300.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,24 +33,30 @@ class Configuration:
     knobs: Mapping[str, Any]
     algorithm: str
     hyperparameters: Mapping[str, Any]
-    rounds: int | None = None
-    steps: int | None = None
-    clients_per_round: int | None = None
-    bernoulli: float | None = None
-    dropout: float | None = None
-    seed: int = 0
-    every: int = 10
-    chunk_size: int | None = None
-    products: str = "default"
-    loss_bound: float = 1e6
+    options: RunOptions
     data: str = ""  # folder of the data set, if it is not bundled
     federation: str = ""  # folder of the federation that runs it; simulated if there is none
-    round_timeout: float = 300.0  # seconds after which a federation goes on without a site that has not answered
+    round_timeout: float = ROUND_TIMEOUT  # seconds after which a federation goes on without a site that has not answered
     precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.federation and self.options.chunk_size is not None:
+            raise InputError("a chunk size is for simulated clients: leave it out with a federation")
+        if self.federation and self.options.products != "default":
+            raise InputError("the arithmetic of products is for simulated clients: leave it out with a federation")
 
     @classmethod
     def resolve(
-        cls, task: str, knobs: Mapping[str, Any], algorithm: str, hyperparameters: Mapping[str, Any], **rest: Any
+        cls,
+        task: str,
+        knobs: Mapping[str, Any],
+        algorithm: str,
+        hyperparameters: Mapping[str, Any],
+        options: RunOptions,
+        *,
+        data: str = "",
+        federation: str = "",
+        round_timeout: float = ROUND_TIMEOUT,
     ) -> Configuration:
         """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
         entry = find(TASKS, "task", task)
@@ -56,48 +65,37 @@ class Configuration:
         hyperparameters = dataclasses.asdict(
             find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited.values, **hyperparameters})
         )
-        if rest.get("bernoulli") is None:
-            rest = {**rest, **{name: value for name, value in entry.run.items() if rest.get(name) is None}}
-        rest["data"] = _data_folder(knobs.get("dataset", ""), rest.get("data", ""))
-        return cls(task, knobs, algorithm, hyperparameters, precision=_precision(), **rest)
+        data = _data_folder(knobs.get("dataset", ""), data)
+        options = options.otherwise(entry.run)
+        return cls(task, knobs, algorithm, hyperparameters, options, data, federation, round_timeout, _precision())
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Configuration:
+        """From what `plain` gave; `InputError` if it is something else."""
+        own = [field.name for field in dataclasses.fields(cls) if field.name != "options"]
+        missing = [name for name in own if name not in values]
+        if missing:
+            raise InputError(f"it has no {missing[0]}")
+        options = RunOptions.read("it", {name: value for name, value in values.items() if name not in own})
+        return cls(options=options, **{name: values[name] for name in own})
 
     def plain(self) -> dict[str, Any]:
-        """As a dictionary for JSON."""
-        return dataclasses.asdict(self)
+        """As a dictionary for JSON, the options beside the rest."""
+        values = dataclasses.asdict(self)
+        return {**values.pop("options"), **values}
 
     def fingerprint(self) -> str:
         """Equal for equal configurations alone."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
 
-    def participation(self) -> Participation:
-        """How cohorts are drawn."""
-        if self.clients_per_round is not None and self.bernoulli is not None:
-            raise InputError("give either clients per round or a probability to take part, not both")
-        chosen: Participation = Everyone()
-        if self.clients_per_round is not None:
-            chosen = Uniform(self.clients_per_round)
-        if self.bernoulli is not None:
-            chosen = Bernoulli(self.bernoulli)
-        return chosen if self.dropout is None else Dropouts(chosen, self.dropout)
-
     def experiment(self) -> Experiment:
-        """What it describes, ready to run."""
+        """What it describes, simulated and ready to run."""
         if self.precision != _precision():
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
             )
-        return Experiment(
-            _built(self.task, tuple(self.knobs.items()), self.data),
-            find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters),
-            rounds=self.rounds,
-            steps=self.steps,
-            participation=self.participation(),
-            seed=self.seed,
-            every=self.every,
-            chunk_size=self.chunk_size,
-            products=self.products,
-            loss_bound=self.loss_bound,
-        )
+        algorithm = find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
+        return simulation(_built(self.task, tuple(self.knobs.items()), self.data), algorithm, **vars(self.options))
 
 
 def _data_folder(name: str, given: str) -> str:

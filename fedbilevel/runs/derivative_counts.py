@@ -10,7 +10,7 @@ step alone: it is the same for both engines, and no run needs to store it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -21,12 +21,12 @@ import numpy as np
 from jax import Array, lax
 
 from fedbilevel.core import randomness
-from fedbilevel.core.clients import Cohort
 from fedbilevel.core.population import Client
 from fedbilevel.core.problem import FiveBatches, Problem, Tree
-from fedbilevel.core.traffic import Totals, Traffic, product
-from fedbilevel.engines.simulated import Rows, SimulatedClients, SimulatedCohort
+from fedbilevel.core.traffic import Totals, Traffic
+from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
 from fedbilevel.runs.experiment import Experiment
+from fedbilevel.runs.simulation import simulated
 
 STEPS_AT_ONCE = 256
 
@@ -39,18 +39,19 @@ class Work(NamedTuple):
 
 
 class Tally:
-    """The work of an experiment until any step, for any seed; what was counted once is kept."""
+    """The work of a simulated experiment until any step, for any seed; what was counted once is kept."""
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
-        self._state = experiment.state_shapes()
+        self._engine, task = simulated(experiment), experiment.task
+        self._state = self._engine.state_shapes(experiment.algorithm, task.x, task.y, randomness.key(0))
         self._of_start = jax.jit(self._start)
         self._of_steps = jax.jit(lambda key, first: lax.map(partial(self._step, key), first + jnp.arange(STEPS_AT_ONCE)))
         self._until: dict[int, list[Work]] = {}
 
     def at(self, steps: Sequence[int], seed: int | None = None) -> list[Work]:
         """The work until each of these steps, with the experiment's own seed unless another is given."""
-        seed = self.experiment.seed if seed is None else seed
+        seed = self.experiment.options.seed if seed is None else seed
         key = randomness.key(seed)
         until = self._until.setdefault(seed, [])
         if not until:
@@ -63,16 +64,28 @@ class Tally:
         return [until[step] for step in steps]
 
     def _start(self, key: Array) -> Traffic:
-        clients = IdleClients(self.experiment.simulator, jax.random.fold_in(key, 0))
-        self.experiment.algorithm.init(self.experiment.task.x, self.experiment.task.y, clients)
-        return clients.traffic
+        task, algorithm = self.experiment.task, self.experiment.algorithm
+        return self._engine.rehearse_init(self._counted, algorithm, task.x, task.y, randomness.fold_in(key, 0))[1]
 
     def _step(self, key: Array, step: Array) -> Traffic:
-        server_key, clients_key = jax.random.split(jax.random.fold_in(key, step))
-        clients = IdleClients(self.experiment.simulator, clients_key)
-        state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._state)
-        self.experiment.algorithm.step(state, clients, server_key)
-        return clients.traffic
+        return self._engine.rehearse_step(self._counted, self.experiment.algorithm, self._state, randomness.fold_in(key, step))
+
+    def _counted(self, call: ClientCall) -> Rehearsed:
+        """What the active members of a call compute, found by calling it with a problem that only counts."""
+        population = self._engine.population
+        with jax.ensure_compile_time_eval(), jax.disable_jit():
+            here = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.arguments_of_one())
+
+            def at(m: int) -> tuple[Work, Tree, bool]:
+                problem = CountingProblem(population.problem.f, population.problem.g)
+                client = CountingClient(problem, m, population.batch_size is None)
+                answer = call.function(cast(Client, client), *here)
+                return Work(problem.counted["gradients"], problem.counted["products"]), answer, client.differs
+
+            work, answer, differs = at(0)
+            each = np.asarray([at(m)[0] if differs else work for m in range(population.size)])
+        gradients, products = (jnp.asarray(each)[call.members] * call.active[:, None]).sum(0)
+        return Rehearsed(answer, (gradients, products))
 
 
 def _work(counted: Traffic) -> Work:
@@ -134,51 +147,3 @@ class CountingClient:
     def whole(self) -> int:
         """As of `Client`: one batch."""
         return 1
-
-
-class IdleClients(SimulatedClients):
-    """Simulated clients that compute nothing: their traffic is gradients, in the place of floats up, and products."""
-
-    def draw(self, active: Array | None = None) -> Cohort:
-        drawn = super().draw(active)
-        assert isinstance(drawn, SimulatedCohort)
-        return IdleCohort(self, drawn._ids, drawn._active)
-
-    def everyone(self) -> Cohort:
-        return IdleCohort(self, jnp.arange(self._simulator.population.size), None)
-
-    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
-        """What crosses the network is not asked for here."""
-
-    def spend(self, gradients: Array, products: Array) -> None:
-        """Add to the work."""
-        self.traffic = self.traffic.plus(0, product(gradients, 1), product(products, 1))
-
-
-class IdleCohort(SimulatedCohort):
-    """A cohort whose members answer with zeros, and whose work is counted."""
-
-    _clients: IdleClients
-
-    def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
-        _, rows = super()._call(function, args)
-        population = self._clients._simulator.population
-        with jax.ensure_compile_time_eval(), jax.disable_jit():
-            here = [
-                jax.tree.map(lambda a: jnp.zeros(a.shape[1:], a.dtype), arg.rows)
-                if isinstance(arg, Rows)
-                else jax.tree.map(lambda a: jnp.zeros(jnp.shape(a), jnp.result_type(a)), arg)
-                for arg in args
-            ]
-
-            def at(m: int) -> tuple[Work, Tree, bool]:
-                problem = CountingProblem(population.problem.f, population.problem.g)
-                client = CountingClient(problem, m, population.batch_size is None)
-                answer = function(cast(Client, client), *here)
-                return Work(problem.counted["gradients"], problem.counted["products"]), answer, client.differs
-
-            work, answer, differs = at(0)
-            each = np.asarray([at(m)[0] if differs else work for m in range(population.size)])
-        spent = jnp.asarray(each)[self._ids] * self.active[:, None]
-        self._clients.spend(*spent.sum(0))
-        return lambda row: answer, rows

@@ -129,8 +129,8 @@ class RunFolder:
     def configuration(self) -> Configuration:
         """As it was resolved when the run began."""
         try:
-            return Configuration(**self._read("config.json")["configuration"])
-        except (KeyError, TypeError) as error:
+            return Configuration.read(self._read("config.json")["configuration"])
+        except (KeyError, TypeError, InputError) as error:
             raise InputError(f"{self.path / 'config.json'} is not the configuration of a run ({error})") from None
 
     @property
@@ -239,7 +239,8 @@ class RunFolder:
             "step": moment.step,
             "totals": list(moment.totals),
             "seconds": moment.seconds,
-            "leaves": experiment.saved(moment.state, moment.step),
+            "reported": moment.reported,
+            "leaves": experiment.saved(moment),
         }
         payload = wire.encode(content)
         self._require(identity)
@@ -266,7 +267,8 @@ class RunFolder:
             state = experiment.restored(content["leaves"])
         except InputError as error:
             raise InputError(f"{file} has {error}, or remove it to start this run over") from None
-        return Snapshot(state, content["step"], Totals(*content["totals"]), content["seconds"])
+        totals, reported = Totals(*content["totals"]), content.get("reported", {})
+        return Snapshot(state, content["step"], totals, content["seconds"], reported=reported)
 
 
 @contextlib.contextmanager

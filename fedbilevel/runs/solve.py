@@ -9,12 +9,14 @@ import jax
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
-from fedbilevel.core.participation import Everyone, Participation, Uniform
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Loss, Tree, from_trees
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
+from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import InputError
-from fedbilevel.runs.experiment import Experiment, Snapshot, revealed
+from fedbilevel.runs.experiment import Snapshot
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
 
 
@@ -66,7 +68,7 @@ def solve(
         weights: of the clients, in any scale; equal unless given.
         x_set, y_set: a `Box`, `Ball` or `Simplex` that all entries of x (y) together must stay in; only for an algorithm
             that projects, such as `MeFBO`.
-        seed: of all randomness.
+        seed: the random seed.
         every: rounds between two rows of the history.
         metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
         chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
@@ -89,14 +91,13 @@ def solve(
     def own_metrics(x: Array, y: Array) -> dict[str, Array]:
         return metrics(x_tree(x), trees(y)) if metrics else {}
 
-    if participation is None:
-        participation = Everyone() if clients_per_round is None else Uniform(clients_per_round)
-    experiment = Experiment(
+    experiment = simulation(
         Task(population, x, y, own_metrics, type(algorithm).lower_level),
         algorithm,
+        participation=participation,
         rounds=rounds,
         steps=steps,
-        participation=participation,
+        clients_per_round=clients_per_round,
         seed=seed,
         every=every,
         chunk_size=chunk_size,

@@ -117,6 +117,11 @@ class Task:
 
         return jax.jit(evaluate)
 
+    def metric_names(self) -> list[str]:
+        """The names of all metrics, without computing them."""
+        shape = self.y.shape if self.lower_level == "global" else (self.population.size, *self.y.shape)
+        return list(jax.eval_shape(self.evaluate, self.x, jax.ShapeDtypeStruct(shape, self.y.dtype)))
+
     @functools.cached_property
     def evaluate_each(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at every row of stacked x and y, one after another."""

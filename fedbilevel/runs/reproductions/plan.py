@@ -16,6 +16,7 @@ from typing import Any
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.settings import nearest
 from fedbilevel.tasks import TASKS
@@ -24,6 +25,7 @@ from fedbilevel.toml_file import read_toml
 FOLDER = Path(__file__).parents[3] / "reproductions"
 FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
 LOSS_BOUND = 1e9  # far from any that a run recovers from
+OWN_OPTIONS = ("rounds", "steps", "seed")  # which the plan's own fields say
 SCALES = ("percent", "error", "plain")
 
 
@@ -100,6 +102,11 @@ class Reproduction:
         for method in self.methods:
             find(ALGORITHMS, "algorithm", method.algorithm)
         self._check_names()
+        for panel, method in self.lines():
+            for name in (*self.run, *panel.run, *method.run):
+                if name in OWN_OPTIONS:
+                    raise InputError(f"{self.name}: run has {name}, which a plan says by itself: leave it out there")
+            self.reported(panel, method, {})
         if self.scale not in SCALES:
             raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
         grids = [*(m.grid for m in self.methods), *(grid for p in self.panels for grid in p.grids.values())]
@@ -156,11 +163,11 @@ class Reproduction:
         first_seed: int,
         data: str,
     ) -> Sweep:
-        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run}
-        run |= {"rounds": self.rounds, "data": data}
+        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
+        options = RunOptions.read(f"{self.name}, {panel.name}, {method.name}: run", run)
         knobs = {**self.knobs, **panel.knobs, **method.knobs}
         values = {**fixed(panel, method), **untied(chosen)}
-        return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, run, first_seed)
+        return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, options, data, first_seed)
 
     def small(self) -> Reproduction:
         """The same on bundled data, in about a minute, with the values that suit the small task."""

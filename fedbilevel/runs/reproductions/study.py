@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,9 @@ def _endurance(cell: Cell) -> float:
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
-def without_data(sweep: Sweep) -> dict[str, Any]:
+def without_data(sweep: Sweep) -> Sweep:
     """What a sweep is, wherever its data are."""
-    plain = json.loads(json.dumps(asdict(sweep)))
-    return {**plain, "run": {**plain["run"], "data": ""}}
+    return replace(Sweep.read(sweep.plain()), data="")
 
 
 def _file_name(name: str) -> str:

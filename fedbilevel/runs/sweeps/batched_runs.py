@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,11 @@ from jax import Array
 
 from fedbilevel.core import randomness
 from fedbilevel.core.traffic import Totals
-from fedbilevel.engines.simulated import Simulator
+from fedbilevel.engines.engine import UNLIMITED, Limits, Step, Stretch, advance
+from fedbilevel.engines.simulated import SimulatedEngine, revealed
 from fedbilevel.errors import Diverged, InputError
-from fedbilevel.runs.experiment import UNLIMITED, Experiment, Snapshot, advance, begin, revealed
+from fedbilevel.runs.experiment import Experiment, Numbers, Snapshot, numbers
+from fedbilevel.runs.simulation import simulated
 
 COPIES = 16  # of a client's part of the state that a step may hold at once, for the estimate of memory
 WORTH_A_PROGRAM = 4  # runs
@@ -38,15 +41,17 @@ class Outcome(NamedTuple):
 
 def bytes_of(experiment: Experiment) -> int:
     """A generous estimate of the memory that one experiment takes beside the data."""
-    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.state_shapes()))
-    cohort = experiment.participation.capacity(experiment.task.population.size)
-    return COPIES * state * min(cohort, experiment.chunk_size or cohort)
+    task, engine = experiment.task, simulated(experiment)
+    shapes = engine.state_shapes(experiment.algorithm, task.x, task.y, randomness.key(0))
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    cohort = engine.participation.capacity(engine.population.size)
+    return COPIES * state * min(cohort, experiment.options.chunk_size or cohort)
 
 
 def run_together(experiments: Sequence[Experiment], observe: Callable[[int], None] = lambda rounds: None) -> list[Outcome]:
     """Run all to their ends; `observe` is told the fewest rounds that any still running in a program has made."""
     first = experiments[0]
-    if len({(jax.tree.structure(e.algorithm), e.rounds, e.steps, e.every) for e in experiments}) > 1:
+    if len({(jax.tree.structure(e.algorithm), replace(e.options, seed=0)) for e in experiments}) > 1:
         raise InputError("experiments that run together may differ in their algorithm's real numbers and in their seed alone")
     if any(e.task is not first.task for e in experiments):
         raise InputError("experiments that run together must have one and the same task")
@@ -61,13 +66,13 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
     first = experiments[0]
     if len(experiments) == 1:
         return [_alone(first, observe)]
-    simulator, task, began = first.simulator, first.task, time.perf_counter()
+    engine, task, began = simulated(first), first.task, time.perf_counter()
     algorithms = jax.tree.map(
         lambda *leaves: jnp.stack([jnp.asarray(v, float) for v in leaves]), *(e.algorithm for e in experiments)
     )
-    keys = jnp.stack([randomness.key(e.seed) for e in experiments])
+    keys = jnp.stack([randomness.key(e.options.seed) for e in experiments])
 
-    states, traffic = _begin(simulator, algorithms, task.x, task.y, keys)
+    states, traffic, _ = _start(engine, algorithms, task.x, task.y, keys)
     traffic = jax.device_get(traffic)
     runs = [_Run(e, Totals().plus(_row(traffic, k))) for k, e in enumerate(experiments)]
     steps = np.zeros(len(runs), np.int32)
@@ -75,20 +80,20 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
         values = jax.device_get(task.evaluate_each(states.x, revealed(states.y)))
         for k, run in enumerate(runs):
             if run.due:
-                run.note(Snapshot(None, int(steps[k]), run.totals, (time.perf_counter() - began) / len(runs)), _row(values, k))
+                run.note(int(steps[k]), (time.perf_counter() - began) / len(runs), _row(values, k))
         running = [run for run in runs if run.status is None]
         if not running:
             return [Outcome(run.rows, run.status or FINISHED, run.reason) for run in runs]
         observe(min(run.totals.rounds for run in running))
         due = jnp.asarray([run.rounds_until_due() for run in runs], jnp.int32)
         budget = jnp.asarray([run.budget() for run in runs], jnp.int32)
-        last = jnp.int32(UNLIMITED if first.steps is None else first.steps)
-        states, new_steps, traffic, finite, more = _advance(
-            simulator, algorithms, states, jnp.asarray(steps), keys, due, budget, last
-        )
-        steps, traffic, finite, more = jax.device_get((new_steps, traffic, finite, more))
+        last = jnp.int32(UNLIMITED if first.options.steps is None else first.options.steps)
+        limits = Limits(due, budget, last, last)
+        made = _advance(engine, algorithms, states, jnp.asarray(steps), keys, limits)
+        states, made = made.state, jax.device_get(made._replace(state=None))
+        steps = made.step
         for k, run in enumerate(runs):
-            run.advanced(_row(traffic, k), int(steps[k]), bool(finite[k]), bool(more[k]))
+            run.advanced(_row(made, k))
 
 
 def _alone(experiment: Experiment, observe: Callable[[int], None]) -> Outcome:
@@ -112,30 +117,34 @@ class _Run:
         self.status: str | None = None
         self.reason = ""
         self._more = True
+        self._reported: Numbers = {}
 
     def rounds_until_due(self) -> int:
-        every = self.experiment.every
+        every = self.experiment.options.every
         return (self.totals.rounds // every + 1) * every - self.totals.rounds
 
     def budget(self) -> int:
         """The rounds that it may still make: none once it has ended."""
         if self.status is not None:
             return -1
-        return UNLIMITED if self.experiment.rounds is None else self.experiment.rounds - self.totals.rounds
+        rounds = self.experiment.options.rounds
+        return UNLIMITED if rounds is None else rounds - self.totals.rounds
 
-    def advanced(self, traffic: Any, step: int, finite: bool, more: bool) -> None:
+    def advanced(self, made: Stretch) -> None:
         """Note what a stretch has done."""
         self.due = self.status is None
         if not self.due:
             return
-        self.totals, self._more = self.totals.plus(traffic), more
-        if not finite:
-            self._diverge(self.experiment.advice(Snapshot(None, step, self.totals, 0.0), "a number is not finite"))
+        self.totals, self._more, self._reported = self.totals.plus(made.traffic), bool(made.more), numbers(made.reported)
+        if not made.finite:
+            moment = Snapshot(None, int(made.step), self.totals, 0.0)
+            self._diverge(self.experiment.advice(moment, "a number is not finite"))
 
-    def note(self, moment: Snapshot, values: dict[str, Any]) -> None:
+    def note(self, step: int, seconds: float, values: dict[str, Any]) -> None:
         """Note the metrics of a moment."""
         if self.status is not None:
             return
+        moment = Snapshot(None, step, self.totals, seconds, reported=self._reported)
         try:
             self.rows.append(self.experiment.with_metrics(moment, values).row())
         except Diverged as error:
@@ -148,17 +157,14 @@ class _Run:
 
 
 @jax.jit
-def _begin(simulator: Simulator, algorithms: Any, x: Array, y: Array, keys: Array) -> Any:
-    one = lambda algorithm, key: begin(simulator, algorithm, x, y, jax.random.fold_in(key, 0))  # noqa: E731
-    return jax.vmap(one)(algorithms, keys)
+def _start(engine: SimulatedEngine, algorithms: Any, x: Array, y: Array, keys: Array) -> Step:
+    return jax.vmap(lambda algorithm, key: engine.init(algorithm, x, y, jax.random.fold_in(key, 0)))(algorithms, keys)
 
 
 @jax.jit
-def _advance(
-    simulator: Simulator, algorithms: Any, states: Any, steps: Array, keys: Array, due: Array, budget: Array, last: Array
-) -> Any:
-    axes = (None, 0, 0, 0, 0, 0, 0, None, None)
-    return jax.vmap(advance, axes)(simulator, algorithms, states, steps, keys, due, budget, last, last)
+def _advance(engine: SimulatedEngine, algorithms: Any, states: Any, steps: Array, keys: Array, limits: Limits) -> Stretch:
+    each = Limits(due=0, budget=0, pause=cast(Any, None), last=cast(Any, None))
+    return jax.vmap(advance, (None, 0, 0, 0, 0, each))(engine, algorithms, states, steps, keys, limits)
 
 
 def _row(stacked: Any, k: int) -> Any:

@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,11 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.experiment import COUNTERS, Experiment, revealed
+from fedbilevel.runs.experiment import COUNTERS, Experiment
 from fedbilevel.runs.folder import locked, write_atomically
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome, bytes_of, run_together
-from fedbilevel.settings import checked, nearest, settings
+from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
 
 MOST_TOGETHER = 64  # runs in one program: results are written after each
@@ -51,7 +52,8 @@ class Sweep:
     hyperparameters: Mapping[str, Any]  # of all cells
     grid: Mapping[str, Sequence[Any]]
     seeds: int
-    run: Mapping[str, Any]  # rounds or steps, every, clients_per_round, ...
+    options: RunOptions  # of all runs, but for their seed
+    data: str = ""  # folder of the data set, if it is not bundled
     first_seed: int = 0
 
     @classmethod
@@ -63,7 +65,8 @@ class Sweep:
         hyperparameters: Mapping[str, Any],
         grid: Mapping[str, Sequence[Any]],
         seeds: int,
-        run: Mapping[str, Any],
+        options: RunOptions,
+        data: str = "",
         first_seed: int = 0,
     ) -> Sweep:
         """With every value of the grid checked, and in its setting's own type."""
@@ -77,13 +80,27 @@ class Sweep:
             if names.count(name) > 1:
                 raise InputError(f"--grid has {name} twice: name each hyperparameter once")
         values = {
-            tied: [checked(algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            tied: [parsed(algorithm, first := tied.split("+")[0], known[first], v) for v in given]
             for tied, given in grid.items()
         }
         for name, given in values.items():
             if len(set(given)) < len(given):
                 raise InputError(f"--grid {name} has a value twice in {', '.join(map(str, given))}: name each once")
-        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, dict(run), first_seed)
+        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, options, data, first_seed)
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Sweep:
+        """From what `plain` gave, and from files of version 0.1, whose data folder stands among the options."""
+        values = dict(values)
+        run = dict(values.pop("run"))
+        data = values.pop("data", run.pop("data", ""))
+        return cls(options=RunOptions.read("it", run), data=data, **values)
+
+    def plain(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        values = asdict(self)
+        values["run"] = values.pop("options")
+        return json.loads(json.dumps(values))
 
     def cells(self) -> list[dict[str, Any]]:
         """The combinations, the last name's values running fastest."""
@@ -96,14 +113,12 @@ class Sweep:
     def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
         """Of one run."""
         chosen = {**self.hyperparameters, **untied(cell)}
-        return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, seed=seed, **self.run)
+        options = replace(self.options, seed=seed)
+        return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, options, data=self.data)
 
     def metrics(self) -> list[str]:
-        """That its runs have."""
-        experiment = self.configuration(self.cells()[0], self.first_seed).experiment()
-        return list(
-            jax.eval_shape(lambda state: experiment.task.evaluate(state.x, revealed(state.y)), experiment.state_shapes())
-        )
+        """The names of its runs' metrics."""
+        return self.configuration(self.cells()[0], self.first_seed).experiment().task.metric_names()
 
 
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,22 +182,25 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, force: bool = False) -> SweepFolder:
         """A new sweep, or the one that the folder holds if it is the same."""
         folder = cls(path)
-        plain = json.loads(json.dumps(asdict(sweep)))
         if (path / "sweep.json").exists() and not force:
-            if folder._described() != plain:
+            if folder.sweep != Sweep.read(sweep.plain()):
                 raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
             return folder
         sweep.configuration(sweep.cells()[0], 0).experiment()
         path.mkdir(parents=True, exist_ok=True)
         for file in ("results.jsonl", "ranking.json"):
             (path / file).unlink(missing_ok=True)
-        write_atomically(path / "sweep.json", (json.dumps(plain, indent=2) + "\n").encode())
+        write_atomically(path / "sweep.json", (json.dumps(sweep.plain(), indent=2) + "\n").encode())
         return folder
 
     @property
     def sweep(self) -> Sweep:
         """What is swept."""
-        return Sweep(**self._described())
+        file = self.path / "sweep.json"
+        try:
+            return Sweep.read(json.loads(file.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} does not describe a sweep ({error})") from None
 
     def rank_by(self, metric: str) -> None:
         """Have the cells ranked by this metric, now and when the sweep is resumed."""
@@ -195,12 +213,6 @@ class SweepFolder:
         """By which the cells are ranked: the task's own unless another was asked for."""
         file = self.path / "ranking.json"
         return json.loads(file.read_bytes())["metric"] if file.exists() else TASKS[self.sweep.task].load().headline
-
-    def _described(self) -> dict[str, Any]:
-        try:
-            return json.loads((self.path / "sweep.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.path} holds no sweep that can be read ({error})") from None
 
     def results(self) -> dict[tuple[str, int], Outcome]:
         """What is finished, by cell and seed; a line that a kill cut off is left out."""
@@ -287,9 +299,9 @@ def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
         return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
     known = settings(ALGORITHMS[sweep.algorithm].load())
-    fixed = {name: checked(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
+    fixed = {name: parsed(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
     knob_settings = settings(TASKS[sweep.task].load())
-    knobs = {name: checked(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
+    knobs = {name: parsed(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
     return (
         f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
         f"{len(best.outcomes)} seeds.\n"

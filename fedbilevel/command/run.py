@@ -1,0 +1,219 @@
+"""The commands `fedbilevel run`, `demo` and `resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.command.options import (
+    ByChance,
+    ChunkSize,
+    ClientsPerRound,
+    Data,
+    Dropout,
+    Every,
+    Force,
+    Knobs,
+    Look,
+    LossBound,
+    Out,
+    Products,
+    Rounds,
+    Settings,
+    SettingsFile,
+    Steps,
+    TaskName,
+    assignments,
+    budget,
+    by_algorithm,
+    console,
+    data_folder,
+    fail,
+    new_folder,
+    number,
+    option,
+    whole,
+)
+from fedbilevel.command.sweep import continue_sweep
+from fedbilevel.errors import Diverged, InputError
+from fedbilevel.registry import find
+from fedbilevel.report.styles import SCREEN, Style, find_style
+from fedbilevel.settings import settings as settings_of
+from fedbilevel.tasks import TASKS
+
+if TYPE_CHECKING:
+    from fedbilevel.runs.configuration import Configuration
+    from fedbilevel.runs.experiment import Snapshot
+    from fedbilevel.runs.folder import RunFolder, StopRequest
+
+LONGEST_ROUND = 24 * 3600  # seconds
+
+
+def run(
+    task: TaskName,
+    algorithms: Annotated[list[str], typer.Argument(help="One or more algorithms to run and compare.", metavar="ALGORITHM...")],
+    rounds: Rounds = None,
+    steps: Steps = None,
+    clients_per_round: ClientsPerRound = None,
+    bernoulli: ByChance = None,
+    dropout: Dropout = None,
+    seed: Annotated[int, option(whole, "Random seed.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Hyperparameter NAME=VALUE, or ALGORITHM.NAME=VALUE for one of several.")
+    ] = None,
+    knob: Knobs = None,
+    settings: SettingsFile = None,
+    every: Every = 10,
+    chunk_size: ChunkSize = None,
+    products: Products = "default",
+    loss_bound: LossBound = 1e6,
+    data: Data = "",
+    federation: Annotated[
+        Path | None, typer.Option(help="Folder of a federation whose sites are to be the clients.", metavar="DIR")
+    ] = None,
+    round_timeout: Annotated[
+        float, option(number, "Seconds after which a federation goes on without a site that has not answered.")
+    ] = 300.0,
+    style: Look = "screen",
+    out: Out = None,
+    force: Force = False,
+) -> None:
+    """Run algorithms on a task, with the same budget each, and compare them."""
+    from fedbilevel.runs.configuration import Configuration
+    from fedbilevel.runs.options import RunOptions
+
+    look = find_style(style)
+    find(TASKS, "task", task)
+    for name in algorithms:
+        find(ALGORITHMS, "algorithm", name)
+    if len(set(algorithms)) < len(algorithms):
+        raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
+    options = RunOptions(
+        **budget(rounds, steps),
+        clients_per_round=clients_per_round,
+        bernoulli=bernoulli,
+        dropout=dropout,
+        seed=seed,
+        every=every,
+        chunk_size=chunk_size,
+        products=products,
+        loss_bound=loss_bound,
+    )
+    file = Settings(settings)
+    chosen = {name: {**file.hyperparameters(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
+    knobs = {**file.knobs(task), **assignments(knob)}
+    place: dict[str, Any] = {"data": data_folder(data)}
+    if federation is not None:
+        knobs = _with_sites(federation, round_timeout, task, knobs)
+        place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
+    resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in chosen.items()]
+    _start(resolved, out or new_folder(task), force, look)
+
+
+def demo(out: Out = None, force: Force = False) -> None:
+    """Clean noisy labels across ten clients with FedBiOAcc, and FedAvg on the same data beside it."""
+    console.print(
+        "Ten clients hold handwritten digits. 40 % of their training labels were replaced by random ones, and each client's "
+        "few clean samples are of one class only. With FedBiOAcc they learn together which samples to trust; "
+        "FedAvg trusts them all.\n"
+    )
+    from fedbilevel.runs.configuration import Configuration
+    from fedbilevel.runs.options import RunOptions
+
+    options = RunOptions(rounds=1000, every=20)
+    resolved = [Configuration.resolve("data-cleaning", {}, name, {}, options) for name in ("fedbioacc", "fedavg")]
+    _start(resolved, out or new_folder("demo"), force)
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")], style: Look = "screen"
+) -> None:
+    """Continue runs, or a sweep, that were stopped or killed."""
+    look = find_style(style)
+    if (directory / "sweep.json").exists():
+        return continue_sweep(directory, look)
+    from fedbilevel.runs.folder import RunFolder
+
+    _execute(directory, RunFolder.find(directory), look)
+
+
+def _start(configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN) -> None:
+    """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
+    from fedbilevel.runs.folder import RunFolder
+
+    for configuration in configurations:
+        configuration.experiment()
+    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force), style)
+
+
+def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a run on a federation, with a client for each site."""
+    from fedbilevel.federation.nvflare_support import require_flare
+    from fedbilevel.federation.provision import Federation
+
+    require_flare()
+    if not 0 < round_timeout <= LONGEST_ROUND:
+        raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
+    sites = Federation.read(folder).sites
+    if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):
+        raise InputError(
+            f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
+        )
+    return knobs
+
+
+def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
+    """Run it here, or on the federation that it is for."""
+    where = folder.configuration.federation
+    if not where:
+        folder.execute(stop, observe)
+        return
+    from fedbilevel.federation.provision import Federation
+    from fedbilevel.federation.supervise import Supervisor
+
+    def say(line: str) -> None:
+        console.print(line, soft_wrap=True)
+
+    Supervisor(Federation.read(Path(where)), say).run(folder, stop, observe)
+
+
+def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
+    from fedbilevel.command import progress
+    from fedbilevel.report.curve_picture import draw
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.table import table
+    from fedbilevel.runs.folder import Interrupted, stop_request
+
+    diverged = []
+    try:
+        with stop_request() as stop:
+            for folder in folders:
+                configuration, ended = folder.configuration, folder.result
+                if ended is not None and ended["status"] == "diverged":
+                    diverged.append(str(ended["reason"]))
+                headline = find(TASKS, "task", configuration.task).load().headline
+                try:
+                    with progress.shown(console, configuration, headline) as observe:
+                        _executed(folder, stop, observe)
+                except Diverged as error:
+                    diverged.append(str(error))
+                stop.check()
+    except Interrupted as interrupted:
+        fail(f"stopped; continue with: fedbilevel resume {directory}", 128 + interrupted.signum)
+    except OSError as error:
+        problem = f"{error.filename or directory}: {error.strerror or error}"
+        fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+    curves = read([folder for folder in folders if folder.rows()])
+    if curves:
+        pictures = draw(curves, directory / "curves.png", style)
+        console.print()
+        console.print(table(curves))
+        for caveat in dict.fromkeys(c for folder in folders for c in (folder.result or {}).get("caveats", [])):
+            console.print(f"note: {caveat}", soft_wrap=True)
+        console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
+    if diverged:
+        raise Diverged("\n".join(diverged))

@@ -1,0 +1,216 @@
+"""The clients behind an exchange, as an algorithm sees them during one step.
+
+What a client is to compute is an expression: a client function's name, a key, and arguments that are arrays,
+values kept at the client, or further expressions. It is sent when the server needs the answer, so that
+`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number as long as the server
+needs them: each request says which these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.clients import Clients, Cohort, PerClient
+from fedbilevel.core.participation import Participation, present
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.core.sets import Sets
+from fedbilevel.core.traffic import Totals, floats
+from fedbilevel.engines import wire
+from fedbilevel.engines.call_shapes import check_finite
+from fedbilevel.engines.exchange import Exchange
+from fedbilevel.engines.failure import Failures, silence
+from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
+from fedbilevel.engines.messages import Call, Store, sent_floats
+
+
+class DeployedClients(Clients):
+    """The clients during one step."""
+
+    def __init__(
+        self, exchange: Exchange, population: Population, participation: Participation, algorithm: Algorithm, key: Array
+    ):
+        self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
+        self._types = wire.named_tuples(type(algorithm))
+        self._calls, self.totals = 0, Totals()
+        self.weights = np.asarray(population.weights)
+        self.reported: dict[str, Array | float] = {}
+
+    @property
+    def size(self) -> int:
+        return self._participation.capacity(len(self.weights))
+
+    @property
+    def sets(self) -> Sets:
+        return self._population.problem.sets
+
+    def draw(self, active: Array | None = None) -> Cohort:
+        ids, there = self._participation.draw(self.next_key(), len(self.weights))
+        taking_part = present(active, there)
+        return DeployedCohort(
+            self, np.asarray(ids), np.ones(len(ids), bool) if taking_part is None else np.asarray(taking_part)
+        )
+
+    def everyone(self) -> Cohort:
+        population = len(self.weights)
+        return DeployedCohort(self, np.arange(population), np.ones(population, bool))
+
+    def loop(self, n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
+        for k in range(int(n)):
+            value = body(k, value)
+        return value
+
+    def next_key(self) -> Array:
+        """The randomness of the next call or draw."""
+        self._calls += 1
+        return jax.random.fold_in(self._key, self._calls - 1)
+
+    def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
+        """As the exchange's `ask`, counted as traffic."""
+        replies, failures = self.exchange.ask(wanted, reply, self._types)
+        down = sum(sent_floats(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent)
+        up = sum(floats(r) for r in replies.values())
+        rounds, before_up, before_down = self.totals
+        self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)
+        self.exchange.absences += len(failures) if reply else 0
+        return replies, failures
+
+    def report(self, **numbers: Array | float) -> None:
+        self.reported |= numbers
+
+    def settled(self, state: Any) -> Any:
+        """The state, once the clients have computed what it leaves with them."""
+        wanted: Wanted = {}
+        population = len(self.weights)
+        state = jax.tree.map(lambda leaf: leaf.made(population) if is_per_client(leaf) else leaf, state, is_leaf=is_per_client)
+        for rows in leaves(state):
+            for m in range(population) if isinstance(rows, HeldRows) else ():
+                part = rows.at(m)
+                if part.held.make is not None:
+                    expressions, computed = wanted.setdefault(m, ([], []))
+                    expressions.append(part.expression(computed))
+        self.ask(wanted, reply=False)
+        return state
+
+
+class DeployedCohort(Cohort):
+    """Some clients behind the transport.
+
+    One that fails to answer is not asked again in this cohort. Where nobody is left, others stand in: a mean is never
+    over nobody, as in a simulation with dropouts.
+    """
+
+    def __init__(self, clients: DeployedClients, ids: np.ndarray, active: np.ndarray):
+        self._clients, self._ids, self._active = clients, np.array(ids), np.array(active)
+        self._failures: Failures = {}  # of those that failed to answer
+
+    @property
+    def active(self) -> Array:
+        return jnp.asarray(self._active)
+
+    def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
+        call = self._call(function, args)
+        return self._hold(lambda m: partial(call, m))
+
+    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        replies, weights = self._ask(function, args)
+        return _weighted_sum(weights / weights.sum(), replies)
+
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        replies, weights = self._ask(function, args)
+        return _weighted_sum(weights * (len(self._clients.weights) / max(len(replies), 1)), replies)
+
+    def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
+        replies, _ = self._ask(function, args, stand_in=otherwise is None)
+        if not replies and otherwise is None:
+            raise RuntimeError(f"nobody was asked for {function.__name__}: say what the rows are otherwise")
+        if not replies:
+            return otherwise
+        rows = np.flatnonzero(self._active)
+
+        def stack(rest: Array | None, *leaves: np.ndarray) -> Array:
+            shape = (len(self._ids), *leaves[0].shape)
+            out = np.zeros(shape, leaves[0].dtype) if rest is None else np.array(rest)
+            out[rows] = np.stack(leaves)
+            return jnp.asarray(out)
+
+        rest = jax.tree.map(lambda _: None, replies[0]) if otherwise is None else otherwise
+        return jax.tree.map(stack, rest, *replies, is_leaf=lambda node: node is None)
+
+    def scatter(self, rows: Tree) -> PerClient:
+        check_finite("what the server scatters", rows)
+
+        def store(m: int) -> Make:
+            (row,) = np.flatnonzero(self._ids == m)
+            return lambda slot, _: Store(jax.tree.map(lambda r: r[row], rows), slot)
+
+        return self._hold(store)
+
+    def take(self, everyone: PerClient) -> PerClient:
+        assert isinstance(everyone, HeldRows)
+        return everyone
+
+    def put(self, everyone: PerClient, part: PerClient) -> PerClient:
+        assert isinstance(everyone, HeldRows) and isinstance(part, HeldRows)
+        mine = set(self._ids[self._active])
+        population = len(self._clients.weights)
+        return HeldRows([(part if m in mine else everyone).at(m) for m in range(population)].__getitem__)
+
+    def _hold(self, make: Callable[[int], Make]) -> HeldRows:
+        slots = self._clients.exchange.slots
+        return HeldRows(lambda m: HeldPart(Held(slots, m, make(m))))
+
+    def _call(self, function: Callable[..., Tree], args: tuple) -> Callable[[int, int | None, list[Held]], Call]:
+        key = np.asarray(jax.random.key_data(self._clients.next_key()))
+        check_finite(f"what the server sends to {function.__name__}", [a for a in args if not isinstance(a, HeldRows)])
+
+        def call(m: int, slot: int | None, computed: list[Held]) -> Call:
+            here = tuple(a.at(m).expression(computed) if isinstance(a, HeldRows) else a for a in args)
+            return Call(function.__name__, key, here, slot)
+
+        return call
+
+    def _ask(self, function: Callable[..., Tree], args: tuple, stand_in: bool = True) -> tuple[list[Tree], np.ndarray]:
+        """The replies of the members who answer, or of those who stand in for them if none does, and their weights."""
+        call = self._call(function, args)
+        replies: dict[int, Tree] = {}
+        while not replies and self._active.any():
+            wanted: Wanted = {}
+            for m in map(int, self._ids[self._active]):
+                computed: list[Held] = []
+                wanted[m] = call(m, None, computed), computed
+            replies, failures = self._clients.ask(wanted, reply=True)
+            self._failures |= failures
+            asked, self._active = self._active, self._active & ~np.isin(self._ids, list(failures))
+            if stand_in and not replies:
+                self._replace(np.flatnonzero(asked))
+        members = self._ids[self._active]
+        return [replies[m] for m in members], self._clients.weights[members]
+
+    def _replace(self, rows: np.ndarray) -> None:
+        """Put clients that have not failed yet, in random order, into the rows of members that have."""
+        others = np.asarray(jax.random.permutation(self._clients.next_key(), len(self._clients.weights)))
+        others = others[~np.isin(others, list(self._failures))]
+        if not len(others):
+            raise silence(self._failures)
+        for row, m in zip(rows, others, strict=False):
+            self._ids[self._ids == m] = self._ids[row]
+            self._ids[row], self._active[row] = m, True
+
+
+def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:
+    def add(*leaves: np.ndarray) -> Array:
+        total = weights[0] * leaves[0]
+        for weight, leaf in zip(weights[1:], leaves[1:], strict=True):
+            total += weight * leaf
+        return jnp.asarray(total)
+
+    return jax.tree.map(add, *replies)

@@ -1,0 +1,78 @@
+"""Requests to clients over a transport, and their answers, checked: a bad answer is its own client's trouble alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbilevel.core.problem import Tree
+from fedbilevel.engines import wire
+from fedbilevel.engines.call_shapes import CallShapes, check_finite, check_result
+from fedbilevel.engines.failure import Failure, Failures, Kind
+from fedbilevel.engines.held import Slots, Wanted
+from fedbilevel.engines.messages import Call, Evaluate, Request
+from fedbilevel.errors import InputError, NotFinite
+
+logger = logging.getLogger(__name__)
+
+
+class Transport(Protocol):
+    """Carries bytes between the server and the clients; the one seam between us and the software that connects them."""
+
+    def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
+        """Send each client its request at the same time: the replies, and for the others what went wrong."""
+
+
+class Exchange:
+    """The clients behind a transport. Where call shapes are given, answers of any other shape are refused."""
+
+    def __init__(self, transport: Transport, clients: int, metrics: int, call_shapes: CallShapes | None = None):
+        self.transport, self.slots = transport, Slots(clients)
+        self.absences = 0  # answers that were missing since the last evaluation
+        self._metrics, self._call_shapes = metrics, call_shapes
+        self._troubles: Failures = {}
+
+    def ask(self, wanted: Wanted, reply: bool, types: Mapping[str, type]) -> tuple[dict[int, Tree], Failures]:
+        """Have each client compute its expression; what the expressions hold is then kept there."""
+        if not wanted:
+            return {}, {}
+        requests = {m: wire.encode(Request(e, reply, sorted(self.slots.needed[m]))) for m, (e, _) in wanted.items()}
+        answers, failures = self.transport.ask(requests)
+        replies: dict[int, Tree] = {}
+        for m, answer in answers.items():
+            try:
+                value = wire.decode(answer, types)
+                if reply:
+                    self._check(wanted[m][0], value)
+            except NotFinite as error:
+                failures[m] = Failure.of(error)
+                continue
+            except Exception as error:
+                failures[m] = Failure(Kind.INVALID, f"{type(error).__name__}: {error}")
+                continue
+            replies[m] = value
+            for held in wanted[m][1]:
+                held.make = None
+        self._log(replies, failures)
+        return {m: replies[m] for m in wanted if m in replies}, failures
+
+    def _check(self, expression: Any, value: Tree) -> None:
+        """Raise unless the value can be what the expression gives."""
+        if isinstance(expression, Call) and self._call_shapes is not None:
+            check_result(self._call_shapes, expression.function, value)
+        if isinstance(expression, Evaluate) and np.shape(value) != (self._metrics,):
+            raise InputError(f"{self._metrics} numbers were asked for, and an array of shape {np.shape(value)} came: refused")
+        check_finite("an answer", value)
+
+    def _log(self, replies: Mapping[int, Tree], failures: Failures) -> None:
+        """Say once who has fallen silent or is refused, and who is back."""
+        for m, failure in failures.items():
+            if self._troubles.get(m) != failure:
+                logger.warning("client %d is left out of this round: %s", m, failure)
+                self._troubles[m] = failure
+        for m in replies:
+            if self._troubles.pop(m, None) is not None:
+                logger.warning("client %d takes part again", m)

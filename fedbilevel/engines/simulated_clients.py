@@ -1,0 +1,279 @@
+"""Simulated clients: a cohort is rows of stacked arrays, and a client function is vmapped over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import get_opaque_trace_state
+
+from fedbilevel.core.clients import Clients, Cohort, PerClient
+from fedbilevel.core.devices import each_its_share, everywhere, padded
+from fedbilevel.core.participation import Participation, present
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.core.randomness import fold_in
+from fedbilevel.core.sets import Sets
+from fedbilevel.core.traffic import Traffic, floats, product
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=[])
+@dataclass(frozen=True)
+class Rows(PerClient):
+    """One row for each client of a cohort."""
+
+    rows: Tree
+
+    def __getitem__(self, index: int) -> Rows:
+        return Rows(self.rows[index])
+
+
+class ClientCall(NamedTuple):
+    """A client function that an algorithm has some clients compute."""
+
+    function: Callable[..., Tree]
+    arguments: tuple  # the server's values, and `Rows` of what each client holds
+    compute: Callable[[Tree], Tree]  # what one client gives, from its row
+    rows: Tree  # a row for each client asked
+    members: Array  # their numbers
+    active: Array  # whether each takes part
+
+    def row(self) -> Tree:
+        """The shapes of one client's row."""
+        return jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), self.rows)
+
+    def arguments_of_one(self) -> tuple:
+        """The shapes of the arguments that one client is given."""
+        return tuple(
+            jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), a.rows)
+            if isinstance(a, Rows)
+            else jax.tree.map(lambda v: jax.ShapeDtypeStruct(jnp.shape(v), jnp.result_type(v)), a)
+            for a in self.arguments
+        )
+
+    def result(self) -> Tree:
+        """The shapes of what one client gives."""
+        return jax.eval_shape(self.compute, self.row())
+
+
+class Rehearsed(NamedTuple):
+    """What a watcher makes of a call: what all clients answer in its place, and two counts, each below 2³²."""
+
+    answer: Tree
+    counts: tuple[Array | int, Array | int] = (0, 0)
+
+
+Watch = Callable[[ClientCall], Rehearsed]
+
+
+class SimulatedClients(Clients):
+    """The clients during one step. What they do to the count of calls and of traffic is threaded by `loop`."""
+
+    def __init__(
+        self,
+        population: Population,
+        participation: Participation,
+        key: Array,
+        chunk_size: int | None = None,
+        watch: Watch | None = None,
+    ):
+        self.population, self.chunk_size, self.watch = population, chunk_size, watch
+        self._participation, self._key = participation, key
+        self._calls, self.traffic = jnp.int32(0), Traffic.zero()
+        self.reported: dict[str, Array | float] = {}
+        self._trace = self._outermost = get_opaque_trace_state()
+
+    @property
+    def size(self) -> int:
+        return self._participation.capacity(self.population.size)
+
+    @property
+    def sets(self) -> Sets:
+        return self.population.problem.sets
+
+    def draw(self, active: Array | None = None) -> Cohort:
+        ids, there = self._participation.draw(self.next_key(), self.population.size)
+        return SimulatedCohort(self, ids, present(active, there))
+
+    def everyone(self) -> Cohort:
+        return SimulatedCohort(self, jnp.arange(self.population.size), None)
+
+    def loop(self, n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> Tree:
+        self._check_trace()
+        outside = self._trace
+
+        def threaded(k: Array, carry: Any) -> Any:
+            self._trace = get_opaque_trace_state()
+            self._calls, self.traffic, value = carry
+            value = body(k, value)
+            return self._calls, self.traffic, value
+
+        self._calls, self.traffic, value = lax.fori_loop(0, n, threaded, (self._calls, self.traffic, value))
+        self._trace = outside
+        return value
+
+    def next_key(self) -> Array:
+        """The randomness of the next call or draw."""
+        self._check_trace()
+        self._calls += 1
+        return fold_in(self._key, self._calls - 1)
+
+    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
+        """Add to the traffic, which is not asked for where a rehearsal is watched."""
+        self._check_trace()
+        if self.watch is None:
+            self.traffic = self.traffic.plus(rounds, up, down)
+
+    def rehearse(self, watch: Watch, call: ClientCall) -> Tree:
+        """What the watcher has all clients answer; what it counts stands in the place of floats up and down."""
+        answer, counts = watch(call)
+        self.traffic = self.traffic.plus(0, *(product(count, 1) for count in counts))
+        return answer
+
+    def report(self, **numbers: Array | float) -> None:
+        if get_opaque_trace_state() != self._outermost:
+            raise TypeError("clients.report is for the step itself: call it outside of loops")
+        self.reported |= numbers
+
+    def _check_trace(self) -> None:
+        if get_opaque_trace_state() != self._trace:
+            raise TypeError(
+                "a client was asked from inside a loop, condition or transformation of JAX's own: "
+                "use clients.loop(n, body, value) for a loop that communicates"
+            )
+
+
+class SimulatedCohort(Cohort):
+    """Some clients, as rows of stacked arrays. Inactive members are computed and their rows left out."""
+
+    def __init__(self, clients: SimulatedClients, ids: Array, active: Array | None):
+        self._clients, self._ids, self._active = clients, ids, active
+
+    @property
+    def active(self) -> Array:
+        return jnp.ones(len(self._ids), bool) if self._active is None else self._active
+
+    @property
+    def _count(self) -> Array | int:
+        return len(self._ids) if self._active is None else self._active.sum(dtype=jnp.int32)
+
+    def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
+        compute, rows = self._call(function, args)
+        n, size = len(self._ids), self._clients.chunk_size
+        if size is None or size >= n:
+            return Rows(_at_once(compute, rows))
+        _, index = _chunks(n, size)
+        each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
+        return Rows(jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[:n], each))
+
+    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        weights = self._weights()
+        return self._sum(weights / weights.sum(), function, args)
+
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+        weights, count = self._weights(), jnp.maximum(self._count, 1)
+        weights = weights * self._clients.population.size / count.astype(weights.dtype)
+        return self._sum(weights, function, args)
+
+    def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
+        mapped = self.map(function, *args)
+        assert isinstance(mapped, Rows)
+        rows = mapped.rows
+        self._reply(jax.tree.map(lambda r: r[0], rows))
+        if self._active is None:
+            return rows
+        otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
+        return jax.tree.map(partial(_where, self._active), rows, otherwise)
+
+    def scatter(self, rows: Tree) -> PerClient:
+        one = floats(jax.tree.map(lambda r: r[0], rows))
+        self._clients.count(0, product(0, 0), product(self._count, one))
+        return Rows(rows)
+
+    def take(self, everyone: PerClient) -> PerClient:
+        return jax.tree.map(lambda r: r[self._ids], everyone)
+
+    def put(self, everyone: PerClient, part: PerClient) -> PerClient:
+        def place(old: Array, new: Array) -> Array:
+            new = new if self._active is None else _where(self._active, new, old[self._ids])
+            return old.at[self._ids].set(new, unique_indices=True)
+
+        return everywhere(jax.tree.map(place, everyone, part))
+
+    def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
+        """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
+        key, population = self._clients.next_key(), self._clients.population
+        sent = [a for a in args if not isinstance(a, Rows)]
+        self._clients.count(0, product(0, 0), product(self._count, floats(sent)))
+
+        def compute(row: Tree) -> Tree:
+            m, held = row
+            held = iter(held)
+            here = [next(held) if isinstance(a, Rows) else a for a in args]
+            return function(population.client(m, fold_in(key, m)), *here)
+
+        rows = self._ids, [a.rows for a in args if isinstance(a, Rows)]
+        if self._clients.watch is None:
+            return compute, rows
+        call = ClientCall(function, args, compute, rows, self._ids, self.active)
+        answer = self._clients.rehearse(self._clients.watch, call)
+        return lambda row: answer, rows
+
+    def _reply(self, one: Tree) -> None:
+        n = jnp.asarray(self._count)
+        self._clients.count(n > 0, product(n, floats(one)), product(0, 0))
+
+    def _weights(self) -> Array:
+        weights = self._clients.population.weights[self._ids]
+        return weights if self._active is None else weights * self._active
+
+    def _sum(self, weights: Array, function: Callable[..., Tree], args: tuple) -> Tree:
+        compute, rows = self._call(function, args)
+        n, size = len(self._ids), self._clients.chunk_size
+
+        def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
+            """The sum over some clients, and one client's part of it."""
+            each = _at_once(compute, rows)
+            if self._active is not None:  # whatever an absent member would have sent does not count
+                each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
+            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            return everywhere(total), jax.tree.map(lambda r: r[0], each)
+
+        if size is None or size >= n:
+            total, one = weighted(weights, rows)
+            self._reply(one)
+            return total
+
+        chunks, index = _chunks(n, size)
+        parts = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
+
+        def add(total: Tree, chunk: tuple[Array, Array]) -> tuple[Tree, None]:
+            weights, index = chunk
+            part, _ = weighted(weights, jax.tree.map(lambda r: r[index], rows))
+            return jax.tree.map(jnp.add, total, part), None
+
+        shapes, one = jax.eval_shape(weighted, weights, rows)
+        self._reply(one)
+        return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (parts, index))[0]
+
+
+def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
+    """Every client's result; each device computes its share of the clients."""
+    n = len(jax.tree.leaves(rows)[0])
+    each = each_its_share(jax.vmap(compute)(each_its_share(padded(rows))))
+    return jax.tree.map(lambda r: r[:n], each)
+
+
+def _chunks(n: int, size: int) -> tuple[int, Array]:
+    """How many chunks of so many members n of them make, and which members each has; the last one's number is repeated."""
+    chunks = -(-n // size)
+    return chunks, jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
+
+
+def _where(active: Array, new: Array, old: Array) -> Array:
+    return jnp.where(active.reshape(-1, *(1,) * (new.ndim - 1)), new, old)

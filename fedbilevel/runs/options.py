@@ -1,0 +1,56 @@
+"""How a run is made, whatever it solves: one value for `run`, `sweep`, plans, `solve` and configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
+from fedbilevel.engines.simulated import PRODUCTS
+from fedbilevel.errors import InputError
+from fedbilevel.settings import check_all, choice, configure, count, real, step_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run, checked. Exactly one of `rounds` and `steps` says how long it is."""
+
+    rounds: int | None = count(None, "budget of communication rounds")
+    steps: int | None = count(None, "number of outer steps, instead of rounds")
+    clients_per_round: int | None = count(None, "how many clients take part in a round; all unless given")
+    bernoulli: float | None = real(None, "probability that a client takes part, instead of a number", above=0, most=1)
+    dropout: float | None = real(None, "probability that a drawn client drops out", least=0, below=1)
+    seed: int = count(0, "random seed", least=0, bits=32)
+    every: int = count(10, "rounds between two rows of metrics")
+    chunk_size: int | None = count(None, "clients computed at once; None: all of a round, on a CPU as many as its cache holds")
+    products: str = choice("default", "arithmetic of matrix products in simulated steps", PRODUCTS)
+    loss_bound: float = step_size(1e6, "a loss above it counts as divergence")
+
+    def __post_init__(self) -> None:
+        check_all(self, owner="")
+        if (self.rounds is None) == (self.steps is None):
+            raise InputError("give either a budget of rounds or a number of steps")
+        if self.clients_per_round is not None and self.bernoulli is not None:
+            raise InputError("give either clients per round or a probability to take part, not both")
+
+    @classmethod
+    def read(cls, owner: str, values: Mapping[str, Any]) -> RunOptions:
+        """From a file's or a command's values; `InputError` in one line for a name or a value that cannot be used."""
+        return configure(cls, owner, values)
+
+    def otherwise(self, defaults: Mapping[str, Any]) -> RunOptions:
+        """With defaults where nothing is given; a probability to take part stands in for a number of clients."""
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        if self.bernoulli is not None:
+            missing.pop("clients_per_round", None)
+        return dataclasses.replace(self, **missing)
+
+    def participation(self) -> Participation:
+        """How cohorts are drawn."""
+        chosen: Participation = Everyone()
+        if self.clients_per_round is not None:
+            chosen = Uniform(self.clients_per_round)
+        if self.bernoulli is not None:
+            chosen = Bernoulli(self.bernoulli)
+        return chosen if self.dropout is None else Dropouts(chosen, self.dropout)
