@@ -1,7 +1,7 @@
-"""Whether we still are as fast, relative to what is measured beside us, as when `baseline.json` was written.
+"""Check that we are still as fast, relative to what is measured beside us, as when `baseline.json` was written.
 
-python benchmarks/check.py            fails where a ratio has fallen by more than a third
-python benchmarks/check.py --write    writes the ratios of now
+python benchmarks/check.py            fails if a ratio has fallen by more than a third
+python benchmarks/check.py --write    writes the current ratios
 """
 
 from __future__ import annotations

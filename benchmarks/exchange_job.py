@@ -1,4 +1,4 @@
-"""The two ends of the exchange that `federation_exchange.py` measures: ours and the engine's own calls, in one job."""
+"""The two ends of the exchange that `federation_exchange.py` measures: ours and FLARE's own calls, in one job."""
 
 from __future__ import annotations
 

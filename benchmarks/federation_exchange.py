@@ -1,7 +1,7 @@
-"""One exchange with four sites over TLS, ours against bare calls of the engine in the same job: `make bench-federation`.
+"""One exchange with four sites over TLS, ours against bare FLARE calls in the same job: `make bench-federation`.
 
-An exchange sends an array to every site and averages what comes back. Bytes are those of the sites' TCP connections to
-the server, TLS and all, against the floats that the run counts, four bytes each. Exits with 1 where ours is too slow, or
+An exchange sends an array to every site and averages the replies. Bytes are those of the sites' TCP connections to the
+server, TLS included, compared with the floats that the run counts, four bytes each. Exits with 1 if ours is too slow or
 sends too much.
 """
 

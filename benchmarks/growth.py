@@ -1,7 +1,7 @@
-"""Time per round and peak memory, against the clients that take part and against all there are.
+"""Time per round and peak memory, against the number of participants and against the number of clients.
 
-FedBiOAcc (two rounds a step, five local steps) on data cleaning's logistic regression of digits-size images: 64 samples of
-8 x 8 bytes for each client. Every point is a process of its own, so that its peak memory is its own.
+FedBiOAcc (two rounds per step, five local steps) on data cleaning's logistic regression with digit-sized images: 64 samples
+of 8 x 8 bytes for each client. Every point runs in its own process, to measure its own peak memory.
 
     python benchmarks/growth.py                 writes results/growth.csv and ../docs/growth.svg
 """

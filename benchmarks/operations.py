@@ -1,8 +1,8 @@
-"""The matrix products that an algorithm's step must do: those in its client functions, each different one once.
+"""Count the matrix products that an algorithm's step requires: those in its client functions, without repeats.
 
-A step is run on no numbers, with its own keys, so that random chains and loops have their true lengths. What a client
-function must compute is found in its trace: equal operations count once, as do results that several derivatives share, and
-operations that nothing needs do not count. Only products of matrices are counted, since the machine's rate is of those.
+A step runs without numbers but with its own keys, so random chains and loops have their true lengths. What a client function
+must compute is read from its trace: equal operations count once, as do results that several derivatives share, and unused
+operations do not count. Only matrix products count, since the machine's rate is theirs.
 """
 
 from __future__ import annotations

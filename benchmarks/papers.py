@@ -1,6 +1,6 @@
-"""Experiments at the papers' sizes, on MNIST where it is given and on generated images of its shape where it is not.
+"""Experiments at the papers' sizes, on MNIST if it is given and otherwise on generated images of its shape.
 
-They are compiled as the command compiles, but for what it keeps between processes.
+They compile as the command does, except that nothing is cached between processes.
 """
 
 from __future__ import annotations

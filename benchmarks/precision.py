@@ -1,7 +1,7 @@
-"""What coarser matrix products cost in accuracy, and what they gain in time, on hyper-representation at the papers' size.
+"""What low-precision matrix products cost in accuracy and gain in time, on hyper-representation at the papers' size.
 
-Every arithmetic makes the same steps from the same start with the same draws; where a device has no such arithmetic, as
-CPUs, the numbers are the same.
+Every precision makes the same steps from the same start with the same draws; on devices without it, such as CPUs, the
+numbers are the same.
 
     python benchmarks/precision.py [--steps 1000] [--seeds 3] [--data FOLDER]
 """

@@ -1,9 +1,9 @@
 """Every algorithm's step at the papers' sizes against the machine: `make bench`.
 
-The time is that of a step inside a compiled loop of steps, in turns with a product of matrices; the fraction is of the
-rate of that product, for the operations that the step's own products must do. Compiling is all from the start to the first
-step, with nothing kept from before. Algorithms with a lower level per client run on few-shot learning, its convolutions as
-wide as the paper's; the others on hyper-representation. Products are in JAX's default arithmetic: on NVIDIA's GPUs of 10 bits.
+We time a step inside a compiled loop of steps, alternating with a matrix product; the fraction is of that product's rate,
+counting the operations that the step's own products require. Compile time is all time up to the first step, without a
+cache. Algorithms with a lower level per client run on few-shot learning, with convolutions as wide as the paper's; the others
+on hyper-representation. Products use JAX's default arithmetic, which has 10 bits on NVIDIA's GPUs.
 
     python benchmarks/rounds.py [ALGORITHM ...]
 """

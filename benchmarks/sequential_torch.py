@@ -1,11 +1,11 @@
-"""Rounds as the field's public code makes them, in PyTorch with one client after another, against ours.
+"""Rounds as in the field's public code, in PyTorch with one client after another, against ours.
 
 Hyper-representation at the papers' size: an MLP 784-200-10 whose hidden layer is x and whose head is y, minibatches of
 64. PyTorch keeps all data in its device's memory, draws indices and gathers rows as we do (the public code's loaders are
-slower), and gets second-order products by differentiating a gradient once more. FedNest's corrections, which are zero with
-one local step, are computed here as its code does; a compiler may see that they are. Both sides first make the same steps with
-the same cohorts and minibatches, and must agree; then both are timed, in turns, each with draws of its own. Products are
-in full float32 on both sides.
+slower), and computes second-order products by differentiating a gradient again. It computes FedNest's corrections, which
+are zero with one local step, as FedNest's code does; a compiler may notice that they are zero. Both sides first make the same
+steps with the same cohorts and minibatches, and must agree; then both are timed alternately, each with its own draws.
+Products are in full float32 on both sides.
 
     pip install -e '.[bench]' && python benchmarks/sequential_torch.py
 """

@@ -1,7 +1,7 @@
 """Seeds and a grid as one program against one run after another, on small cells.
 
-Both are timed after they have run once, so that compiling is apart; one after another reuses one compiled program, since
-step sizes are arguments of it.
+Both are timed after a first run, so compiling is excluded; runs one after another reuse one compiled program, since step
+sizes are its arguments.
 
     python benchmarks/sweep.py
 """

@@ -1,10 +1,10 @@
-"""What the time of a step goes to on a CPU: per cent of the time of all operations, by XLA's own account of each.
+"""Where the time of a step goes on a CPU: per cent of the time of all operations, as XLA reports it.
 
 products      of matrices, with what is fused to them
 gathers       of minibatches' rows, and of the clients that take part
 random bits   and sorting by them
 elementwise   additions, activations, losses, sums, conversions
-copies        into and out of vectors, transposed, put together
+copies        into and out of vectors, transpositions, concatenations
 loops         starting their operations and waiting for them
 
     python benchmarks/time_spent.py [ALGORITHM ...]

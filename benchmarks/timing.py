@@ -1,4 +1,4 @@
-"""How long things take, side by side: what is compared is timed in turns, and the machine's matrix product with it."""
+"""Time things side by side: what is compared is timed alternately, together with the machine's matrix product."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Whether a change leaves every number as it was: trajectories of all algorithms, compared bit for bit between two commits.
+"""Check that a change leaves every number as it was: compare trajectories of all algorithms bit for bit between two commits.
 
-python benchmarks/trajectories.py record FILE     runs the matrix and writes what came out
+python benchmarks/trajectories.py record FILE     runs the matrix and writes the results
 python benchmarks/trajectories.py compare FILE    runs it again and says what differs
 
-The matrix: every algorithm on the noisy quadratic, simulated with sampled cohorts and dropouts; the same on clients behind
-a loopback transport; small runs of three other tasks; a sweep; and a run that is interrupted and resumed. What is compared
-is every row of metrics but its seconds, and x as the run folder has it.
+The matrix: every algorithm on the noisy quadratic, simulated with sampled cohorts and dropouts; all but the centralised ones
+on clients behind a loopback transport; small runs of four other tasks; a sweep; and a run that is interrupted and resumed. It
+compares every row of metrics except its seconds, or of traffic behind the transport, and the last x, which sweeps lack.
 """
 
 from __future__ import annotations

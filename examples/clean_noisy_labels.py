@@ -1,7 +1,7 @@
-"""Clean noisy labels across clients: learn how far to trust every training sample.
+"""Clean noisy labels across clients: learn how far to trust each training sample.
 
 Ten clients hold handwritten digits; 40 % of their training labels are random. Each also has a few samples whose labels
-it has checked. x holds a number for every training sample, sigmoid(x) is its weight; y is the classifier.
+it has checked. x has a number for each training sample, whose weight is its sigmoid; y is the classifier.
 
     python examples/clean_noisy_labels.py
 """
@@ -28,7 +28,7 @@ training = [{"image": images[p[CHECKED:]], "label": noisy[p[CHECKED:]], "place":
 
 
 def fit(y, rows):
-    """The cross entropy of each row, of a linear classifier with ten outputs."""
+    """The cross entropy of each row, for a linear classifier with ten outputs."""
     scores = jax.nn.log_softmax(rows["image"] @ y["weights"] + y["bias"])
     return -jnp.take_along_axis(scores, rows["label"][:, None], 1)[:, 0]
 

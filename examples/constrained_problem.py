@@ -1,7 +1,7 @@
 """A problem of your own, with constraints: which sources of data to learn from, in shares that add up to one.
 
 Six clients offer training data; two of them measure what we want to predict, the others something else. x says how much
-each source counts, and must lie on the simplex; y is the model. MeFBO keeps x and y in the sets that it is given.
+each source counts, and must lie on the simplex; y is the model. MeFBO keeps x and y in the given sets.
 
     python examples/constrained_problem.py
 """

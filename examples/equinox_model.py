@@ -1,7 +1,7 @@
-"""Equinox modules as x and y: a representation that all clients share, and a head trained on it.
+"""Equinox modules as x and y: a representation that all clients share, and a head trained on top.
 
-x and y may be any pytrees of arrays. An Equinox module also holds functions and settings: `eqx.partition` takes the
-arrays out, `eqx.combine` puts them back.
+x and y may be any pytrees of arrays. An Equinox module also holds functions and settings: `eqx.partition` takes out the
+arrays, `eqx.combine` puts them back.
 
     pip install 'fedbilevel[examples]'
     python examples/equinox_model.py

@@ -1,8 +1,8 @@
-"""Log a run to TensorBoard, while it goes on.
+"""Log a run to TensorBoard while it runs.
 
 pip install 'fedbilevel[tensorboard]'
 python examples/log_to_tensorboard.py logs
-tensorboard --logdir logs          # of the package tensorboard
+tensorboard --logdir logs          # needs the package tensorboard
 """
 
 import sys

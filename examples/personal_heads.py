@@ -1,7 +1,7 @@
-"""Personal heads on a shared representation: every client has a lower level of its own.
+"""Personal heads on a shared representation: every client has its own lower level.
 
-Eight clients recognise digits, but each numbers the ten classes in its own way, so that no head could serve them all.
-They learn a representation together, x, and each its own head on top of it, y: a local lower level.
+Eight clients recognise digits, but each numbers the ten classes in its own way, so no head could serve them all.
+Together they learn a representation, x, and each learns its own head on top, y: a local lower level.
 
     python examples/personal_heads.py
 """
@@ -25,7 +25,7 @@ clients = [
 ]
 training, validation, test = (
     [jax.tree.map(lambda a, k=k: a[k::3], c) for c in clients] for k in range(3)
-)  # of each client's own samples
+)  # each client's own samples
 
 
 def scores(x, y, images):

@@ -1,7 +1,7 @@
 """Tune the regularisation of each feature across hospitals that may not share their patients.
 
-Five hospitals of unequal size train one logistic regression. Which features to trust, and how far, is chosen by how the
-model does on patients it was not trained on: x is the logarithm of a weight decay for each feature, y the model.
+Five hospitals of unequal size train one logistic regression. They choose which features to trust, and how far, by how the
+model does on patients it was not trained on: x is the logarithm of each feature's weight decay, y is the model.
 
     python examples/tune_regularisation.py
 """
