@@ -88,7 +88,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
         (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
         (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
-        (["run", "quadratic", "simfbo", "--loss-bound", "0"], "the loss bound must be above 0"),
+        (["run", "quadratic", "simfbo", "--loss-bound", "0"], "loss_bound must be a number above 0"),
         (["compare", ".", "--out", "x.xyz"], "must end in .png, .svg or .pdf; given: x.xyz"),
         (["resume", "no/such"], "no/such holds no run"),
         (["compare", "."], ". holds no run"),
@@ -261,7 +261,7 @@ def test_a_stopped_or_killed_run_goes_on_to_the_same_end(number, tmp_path, whole
         assert process.returncode == -number
     else:
         assert process.returncode == 128 + number, err
-        assert err == "fedbilevel: stopped; go on with: fedbilevel resume here\n"
+        assert err == "fedbilevel: stopped; continue with: fedbilevel resume here\n"
         assert (tmp_path / "here" / "simfbo" / "checkpoint").exists()
     resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
@@ -276,7 +276,7 @@ def test_a_disk_that_takes_no_more_is_said_in_one_line_and_the_run_can_go_on(tmp
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     failed = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert failed.returncode == 1 and failed.stderr.count("\n") == 1
-    assert failed.stderr == "fedbilevel: here: File too large; mend that, then go on with: fedbilevel resume here\n"
+    assert failed.stderr == "fedbilevel: here: File too large; fix that, then continue with: fedbilevel resume here\n"
     resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     assert [row["rounds"] for row in rows(tmp_path, "fedavg")] == list(range(61))

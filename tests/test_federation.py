@@ -295,7 +295,7 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
     until(lambda: list(out.glob("*/metrics.jsonl")) and rows(out), 90, "the first row")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=90)
-    assert process.returncode == 130 and stderr == f"fedbilevel: stopped; go on with: fedbilevel resume {out}\n"
+    assert process.returncode == 130 and stderr == f"fedbilevel: stopped; continue with: fedbilevel resume {out}\n"
     assert not list(out.glob("*/result.json")) and list(out.glob("*/checkpoint"))
     command("resume", out)
     assert_equal(rows(out), done(simulated / "fedbio-local"))
@@ -452,7 +452,7 @@ def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation,
 def test_the_run_beside_all_that_is_unharmed_and_stops_at_ctrl_c(in_progress, simulated):
     in_progress.process.send_signal(signal.SIGINT)
     stdout, stderr = in_progress.process.communicate(timeout=60)
-    assert in_progress.process.returncode == 130 and "go on with: fedbilevel resume" in stderr
+    assert in_progress.process.returncode == 130 and "continue with: fedbilevel resume" in stderr
     assert "ended early" not in stdout
     found, expected = in_progress.rows(), done(simulated / "mefbo")
     assert 4 <= len(found) < len(expected)

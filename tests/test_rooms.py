@@ -1,0 +1,55 @@
+"""How the code is laid out: what the root holds, and that nobody reaches into another module's private names."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OF_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # the public methods of named tuples
+FILES = sorted(p for folder in ("fedbilevel", "tests", "benchmarks", "docs", "examples") for p in (ROOT / folder).rglob("*.py"))
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name not in OF_TUPLES
+
+
+def defined_in(tree):
+    """The names that a module defines, as functions, classes, variables or attributes."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+def private_names_of_others(source):
+    """Private names that a module uses and does not define."""
+    tree = ast.parse(source)
+    own = set(defined_in(tree))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if is_private(name) and name not in own:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.ImportFrom(names=names):
+                yield from (f"line {node.lineno}: import {alias.name}" for alias in names if is_private(alias.name))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_module_touches_private_names_of_another(file):
+    assert list(private_names_of_others(file.read_text())) == []
+
+
+def test_the_search_finds_what_it_looks_for():
+    assert list(private_names_of_others("from a import _b\nc._d()\nself._e = 1\nself._e\nt._replace(x=1)")) == [
+        "line 1: import _b",
+        "line 2: c._d",
+    ]
+
+
+def test_the_root_of_the_package_holds_five_modules_at_most():
+    modules = {p.stem for p in (ROOT / "fedbilevel").glob("*.py")} - {"__init__", "__main__"}
+    assert len(modules) <= 5
+    rooms = {p.name for p in (ROOT / "fedbilevel").iterdir() if (p / "__init__.py").exists()}
+    assert rooms == {"core", "algorithms", "tasks", "engines", "runs", "report", "federation", "command"}
