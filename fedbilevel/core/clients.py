@@ -71,6 +71,13 @@ class Cohort(abc.ABC):
         """Σ_{i∈S} w_i h_i / Σ_{i∈S} w_i at the server, where h_i = function(client i, *args)."""
 
     @abc.abstractmethod
+    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
+        """The `mean`, and how far the clients are apart: √(Σ_{i∈S} w_i |h_i - mean|² / Σ_{i∈S} w_i).
+
+        It is computed from distances to `around`, a value near the answers such as the point that they started from.
+        """
+
+    @abc.abstractmethod
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         """Σ_{i∈S} (M / |S|) w_i h_i at the server: over random S its expectation is Σ_m w_m h_m."""
 
@@ -119,6 +126,16 @@ class Clients(abc.ABC):
     @abc.abstractmethod
     def report(self, **numbers: Array | float) -> None:
         """Named numbers about this step for the run's metrics; the names are among the algorithm's `reports`."""
+
+
+def squared_distance(a: Tree, b: Tree) -> Array:
+    """|a - b|², over all arrays of two trees."""
+    return sum((jnp.sum((p - q) ** 2) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)), jnp.zeros(()))
+
+
+def drift(mean_square: Array, mean: Tree, around: Tree) -> Array:
+    """How far values are apart, from their mean and the mean of their squared distances to something near them."""
+    return jnp.sqrt(jnp.maximum(mean_square - squared_distance(mean, around), 0.0))
 
 
 def server_floats(state: Tree) -> list[tuple[str, Array]]:

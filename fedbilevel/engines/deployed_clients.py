@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.clients import Clients, Cohort, PerClient
+from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
@@ -123,6 +123,12 @@ class DeployedCohort(Cohort):
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         replies, weights = self._ask(function, args)
         return _weighted_sum(weights / weights.sum(), replies)
+
+    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
+        replies, weights = self._ask(function, args)
+        with_squares = [(reply, np.asarray(squared_distance(reply, around))) for reply in replies]
+        mean, square = _weighted_sum(weights / weights.sum(), with_squares)
+        return mean, drift(square, mean, around)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         replies, weights = self._ask(function, args)

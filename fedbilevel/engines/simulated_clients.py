@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
-from fedbilevel.core.clients import Clients, Cohort, PerClient
+from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -173,12 +173,17 @@ class SimulatedCohort(Cohort):
 
     def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         weights = self._weights()
-        return self._sum(weights / weights.sum(), function, args)
+        return self._sum(weights / weights.sum(), function, args)[0]
+
+    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
+        weights = self._weights()
+        mean, square = self._sum(weights / weights.sum(), function, args, lambda h: squared_distance(h, around))
+        return mean, drift(square, mean, around)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
         weights, count = self._weights(), jnp.maximum(self._count, 1)
         weights = weights * self._clients.population.size / count.astype(weights.dtype)
-        return self._sum(weights, function, args)
+        return self._sum(weights, function, args)[0]
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         mapped = self.map(function, *args)
@@ -232,7 +237,10 @@ class SimulatedCohort(Cohort):
         weights = self._clients.population.weights[self._ids]
         return weights if self._active is None else weights * self._active
 
-    def _sum(self, weights: Array, function: Callable[..., Tree], args: tuple) -> Tree:
+    def _sum(
+        self, weights: Array, function: Callable[..., Tree], args: tuple, also: Callable[[Tree], Tree] = lambda h: ()
+    ) -> tuple[Tree, Tree]:
+        """The weighted sum of the answers, and that of something computed from each of them at the server."""
         compute, rows = self._call(function, args)
         n, size = len(self._ids), self._clients.chunk_size
 
@@ -241,7 +249,8 @@ class SimulatedCohort(Cohort):
             each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            rows = each, jax.vmap(also)(each)
+            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
             return everywhere(total), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
