@@ -60,7 +60,7 @@ def table(plan: Reproduction, results: Results) -> str:
     heads = ["", "method"]
     for column in columns(plan):
         heads += [f"paper, {heading(plan, column)}", f"ours, {heading(plan, column)}"] if has_paper else [heading(plan, column)]
-    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "products"]
+    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "second-order products"]
     return _markdown(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
 
 
@@ -77,7 +77,7 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
         for reached in zip(*(common.reached(run) for run in runs), strict=True):
             cells.append(_brief(plan, Number.over(reached)))
         ends = [run.rows[-1] for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in runs]
-        spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "products")]
+        spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "second_order")]
         yield [*cells, *(f"{value:,.0f}" for value in spent)]
 
 

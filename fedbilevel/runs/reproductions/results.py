@@ -25,13 +25,13 @@ class Row(NamedTuple):
     rounds: int
     megabytes: float  # up and down
     gradients: int
-    products: int
+    second_order: int
     value: float  # the reproduction's metric
 
     @property
     def derivatives(self) -> int:
         """Gradients and second-order products, on minibatches, over all clients."""
-        return self.gradients + self.products
+        return self.gradients + self.second_order
 
 
 class Run(NamedTuple):
@@ -97,7 +97,7 @@ def collect(study: Study) -> Results:
                         int(row["rounds"] or 0),
                         (float(row["floats_up"] or 0) + float(row["floats_down"] or 0)) * BYTES_PER_FLOAT / 1e6,
                         spent.gradients,
-                        spent.products,
+                        spent.second_order,
                         math.nan if (value := row[metric]) is None else float(value),
                     )
                     for row, spent in zip(outcome.rows, spent_by_row, strict=True)
@@ -119,7 +119,7 @@ def to_csv(results: Results) -> str:
     for (panel, method), runs in results.items():
         for run in runs:
             for row in run.rows:
-                numbers = [row.rounds, f"{row.megabytes:.6g}", row.gradients, row.products, f"{row.value:.5g}"]
+                numbers = [row.rounds, f"{row.megabytes:.6g}", row.gradients, row.second_order, f"{row.value:.5g}"]
                 writer.writerow([panel, method, run.seed, run.status, *numbers])
     return out.getvalue()
 
@@ -131,11 +131,11 @@ def from_csv(path: Path) -> Results:
         lines = csv.reader(file)
         if next(lines, None) != HEADER:
             raise InputError(f"{path} holds no results of a reproduction: write it anew")
-        for panel, method, seed, status, rounds, megabytes, gradients, products, value in lines:
+        for panel, method, seed, status, rounds, megabytes, gradients, second_order, value in lines:
             runs = found.setdefault((panel, method), [])
             if not runs or runs[-1].seed != int(seed):
                 runs.append(Run(int(seed), status, []))
-            runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(products), float(value)))
+            runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
     return found
 
 

@@ -119,7 +119,7 @@ class Study:
         return SweepFolder(self._folder("lines", panel, method)).cells()[0]
 
     def work(self, panel: Panel, method: Method) -> list[list[Work]]:
-        """Gradients and products until each row of each of a line's runs."""
+        """Gradients and second-order products until each row of each of a line's runs."""
         stored = json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
         return [[Work(*spent) for spent in run] for run in stored]
 
