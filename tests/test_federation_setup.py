@@ -22,7 +22,9 @@ from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import RunFolder, StopRequest, locked
+from fedbilevel.runs.files import locked
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -609,7 +611,7 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkey
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():
     script = (
-        "import os, signal, sys\nfrom fedbilevel.runs.folder import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
+        "import os, signal, sys\nfrom fedbilevel.runs.stopping import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
         "with stop_request() as stop: os.kill(os.getpid(), signal.SIGHUP); print(stop.signum)"
     )
     said = [

@@ -23,7 +23,8 @@ from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskVault
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import LOSSES, Experiment, known_at_server
-from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 

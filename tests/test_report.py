@@ -18,7 +18,8 @@ from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import RunFolder, stop_request
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import stop_request
 from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -59,7 +59,8 @@ from fedbilevel.tasks.data.datasets import SETS
 
 if TYPE_CHECKING:
     from fedbilevel.runs.experiment import Snapshot
-    from fedbilevel.runs.folder import RunFolder, StopRequest
+    from fedbilevel.runs.folder import RunFolder
+    from fedbilevel.runs.stopping import StopRequest
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(data.app, name="data")
@@ -296,7 +297,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     from fedbilevel.report.curve_picture import draw
     from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
-    from fedbilevel.runs.folder import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, stop_request
 
     diverged = []
     try:

@@ -80,7 +80,7 @@ def _list(folder: Path) -> Table:
 
 def _execute(console: Console, study: Study, tune: bool) -> None:
     from fedbilevel.command.progress import counted
-    from fedbilevel.runs.folder import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, stop_request
 
     plan = study.reproduction
     total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
@@ -105,7 +105,7 @@ def _execute(console: Console, study: Study, tune: bool) -> None:
 
 def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> None:
     from fedbilevel.report import panel_picture, reproduction_page
-    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.runs.files import write_atomically
     from fedbilevel.runs.reproductions import results
 
     plan, path = study.reproduction, study.path
@@ -135,7 +135,7 @@ def _publish(console: Console, study: Study, folder: Path) -> None:
     from PIL import Image
 
     from fedbilevel.report import reproduction_page
-    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.runs.files import write_atomically
 
     stored, name = folder / "results", study.reproduction.name
     stored.mkdir(exist_ok=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
-from fedbilevel.runs.folder import RunFolder, write_atomically
+from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.folder import RunFolder
 
 STATUS, SITES, STOP = "job.json", "sites.json", "stop"
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job

@@ -21,7 +21,9 @@ from fedbilevel.federation.job import JOB, STATUS, STOP, job_name, read_status, 
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import ADMIN, Federation
 from fedbilevel.runs.experiment import COUNTERS, Snapshot
-from fedbilevel.runs.folder import RunFolder, StopRequest, is_locked, locked
+from fedbilevel.runs.files import is_locked, locked
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import StopRequest
 
 POLL = 0.5  # seconds between two looks at a job
 RETURN = 5.0  # seconds between two looks for sites that came back

@@ -20,7 +20,7 @@ import jax
 
 from fedbilevel.errors import InputError
 from fedbilevel.runs.derivative_counts import Tally, Work
-from fedbilevel.runs.folder import write_atomically
+from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.reproductions.plan import (
     FOLDER,
     Method,
