@@ -114,6 +114,11 @@ class Study:
         if not (folder / "work.json").exists():
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
 
+    def description(self) -> dict[str, Any]:
+        """What the lines run, to be stored with their numbers, which are shown beside the plan they come from and no other."""
+        lines = [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
+        return {"metric": self.reproduction.metric, "lines": lines}
+
     def outcome(self, panel: Panel, method: Method) -> Cell:
         """A line's runs, a run for each seed."""
         return SweepFolder(self._folder("lines", panel, method)).cells()[0]
@@ -124,7 +129,7 @@ class Study:
         return [[Work(*spent) for spent in run] for run in stored]
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
-        if (path / "sweep.json").exists() and without_data(SweepFolder(path).sweep) != without_data(sweep):
+        if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
             shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
@@ -153,7 +158,7 @@ def _endurance(cell: Cell) -> float:
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
-def without_data(sweep: Sweep) -> dict[str, Any]:
+def _without_data(sweep: Sweep) -> dict[str, Any]:
     """What a sweep is, wherever its data are."""
     plain = json.loads(json.dumps(asdict(sweep)))
     return {**plain, "run": {**plain["run"], "data": ""}}
