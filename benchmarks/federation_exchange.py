@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from fedbilevel.federation.job import JOB, write_job
-from fedbilevel.federation.provision import SERVER_CLASS, SITE_CLASS, found
-from fedbilevel.federation.supervise import Supervisor
+from fedbilevel.federation.provision import SERVER_CLASS, SITE_CLASS, Federation, found
+from fedbilevel.federation.session import Session, has_finished
 from fedbilevel.runs.folder import RunFolder
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
@@ -46,7 +46,7 @@ def main() -> None:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])},
         )
         try:
-            results = measured(Supervisor(federation, print), Path(temporary), port)
+            results = measured(federation, Path(temporary), port)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit("\n".join(failures))
 
 
-def measured(supervisor: Supervisor, folder: Path, port: int) -> dict:
+def measured(federation: Federation, folder: Path, port: int) -> dict:
     """What the job wrote."""
     run = RunFolder(folder / "run")
     run.path.mkdir()
@@ -81,14 +81,14 @@ def measured(supervisor: Supervisor, folder: Path, port: int) -> dict:
     (config / "config_fed_client.json").write_text(client)
     deadline = time.monotonic() + LIMIT
     time.sleep(5)  # the server starts
-    with supervisor.session() as session:
-        while len(supervisor.connected(session)) < len(SITES):
+    with Session.open(federation, print) as session:
+        while len(session.connected()) < len(SITES):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not all sites connected within {LIMIT:.0f} s")
             time.sleep(0.5)
-        number = session.submit_job(str(job))
+        number = session.engine.submit_job(str(job))
         while not out.exists():
-            ended = str(session.get_job_meta(number).get("status", "")).startswith("FINISHED")
+            ended = has_finished(session.status(number))
             if time.monotonic() > deadline or (ended and not out.exists()):
                 logs = (folder / "federation" / "server" / "console.txt").read_text()
                 raise RuntimeError(f"the job gave no results; the end of the server's log:\n{logs[-6000:]}")

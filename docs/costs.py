@@ -25,7 +25,7 @@ LENGTHS = ((100, 200), (300, 200), (100, 600))  # of x and y: three, since a mes
 
 @dataclass(frozen=True)
 class Cost:
-    """Means over steps: round trips, and floats, gradients and products of one client."""
+    """Means over steps: round trips, and floats, gradients and second-order products of one client."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("rounds", "floats up", "floats down", "gradients", "second-order products")
 
@@ -33,11 +33,11 @@ class Cost:
     up: np.ndarray
     down: np.ndarray
     gradients: float
-    products: float
+    second_order: float
 
     def texts(self) -> list[str]:
         """As a reader wants them."""
-        return [_number(self.rounds), _floats(self.up), _floats(self.down), _number(self.gradients), _number(self.products)]
+        return [_number(self.rounds), _floats(self.up), _floats(self.down), _number(self.gradients), _number(self.second_order)]
 
 
 def cost(name: str) -> Cost:
@@ -49,8 +49,8 @@ def cost(name: str) -> Cost:
     equations = np.asarray([[*lengths, 1] for lengths in LENGTHS])
     up, down = (np.linalg.solve(equations, [sent[k] / clients for sent in traffic]) for k in (1, 2))
     start, end = Tally(experiments[0]).at([0, STEPS])
-    gradients, products = ((b - a) / STEPS / clients for a, b in zip(start, end, strict=True))
-    return Cost(traffic[0][0], up, down, gradients, products)
+    gradients, second_order = ((b - a) / STEPS / clients for a, b in zip(start, end, strict=True))
+    return Cost(traffic[0][0], up, down, gradients, second_order)
 
 
 def _task(algorithm: Any, x_length: int, y_length: int) -> Task:

@@ -54,7 +54,7 @@ def overview(costs: dict[str, Cost]) -> str:
         "each client that takes part sends and receives, with |x| and |y| the lengths of x and y; minibatch gradients and",
         "second-order products of each client. Where a step is random, these are means over many steps.",
         "",
-        "| name | what | rounds | floats up | floats down | gradients | products |",
+        "| name | what | rounds | floats up | floats down | gradients | second-order products |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [

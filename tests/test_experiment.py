@@ -15,9 +15,10 @@ from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs import experiment as experiment_module
 from fedbilevel.runs import simulation as simulation_module
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks.quadratic import Quadratic
 
 TASK = Quadratic(clients=5, noise=0.3).build()
@@ -90,8 +91,7 @@ def without_seconds(rows):
 
 
 def checkpoint_leaves(folder):
-    config = folder.configuration
-    return jax.tree.leaves(folder._read_checkpoint(config.experiment(), config).state)
+    return jax.tree.leaves(folder.checkpoint(folder.configuration.experiment()).state)
 
 
 @pytest.mark.parametrize("algorithm", ["fedbioacc", "fedmbo", "fedbio-local"])

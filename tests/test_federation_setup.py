@@ -17,13 +17,19 @@ import pytest
 from fedbilevel.command import main
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, in_one_line
+from fedbilevel.federation import following, leftovers
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
+from fedbilevel.federation.returning_sites import ReturningSites
+from fedbilevel.federation.session import Session, told
 from fedbilevel.federation.site_data import SiteData
+from fedbilevel.federation.supervise import Supervisor
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import RunFolder, StopRequest, locked
+from fedbilevel.runs.files import locked
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.tasks.data_cleaning import DataCleaning
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -362,8 +368,8 @@ def test_a_site_that_cannot_be_reached_holds_the_others_up_once(monkeypatch):
     assert times[1] - times[0] >= 0.5 and times[-1] - times[1] < 0.5
 
 
-class Session:
-    """The engine's session, with one job."""
+class Engine:
+    """The engine's connection, with one job."""
 
     def __init__(self, jobs=(), parts=()):
         self.jobs, self.parts, self.aborted = list(jobs), parts, []
@@ -383,48 +389,47 @@ class Session:
         next(j for j in self.jobs if j["job_id"] == job)["status"] = "FINISHED:ABORTED"
 
 
-def supervisor(tmp_path, said):
-    from fedbilevel.federation.supervise import Supervisor
-
-    return Supervisor(Federation(tmp_path, "localhost", 8002, ("a", "b")), said.append)
+def federation(tmp_path):
+    return Federation(tmp_path, "localhost", 8002, ("a", "b"))
 
 
 def test_a_site_that_never_gets_a_part_does_not_restart_the_job_for_ever(tmp_path):
     said = []
-    researcher = supervisor(tmp_path, said)
-    session = Session(parts=[{"client_name": "a", "job_id": "1"}, {"client_name": "b", "status": "no jobs"}])
-    assert [researcher._back(session, "1") for _ in range(6)] == [["b"]] * 3 + [[]] * 3
+    returning = ReturningSites(said.append)
+    engine = Engine(parts=[{"client_name": "a", "job_id": "1"}, {"client_name": "b", "status": "no jobs"}])
+    session = Session(federation(tmp_path), engine)
+    assert [returning.found(session, "1") for _ in range(6)] == [["b"]] * 3 + [[]] * 3
     assert len(said) == 1 and said[0].startswith("b is connected and got no part in 3 jobs")
-    session.parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
-    assert researcher._back(session, "1") == []
-    session.parts = [session.parts[0], {"client_name": "b", "status": "no jobs"}]
-    assert researcher._back(session, "1") == ["b"]  # it had a part meanwhile
+    engine.parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
+    assert returning.found(session, "1") == []
+    engine.parts = [engine.parts[0], {"client_name": "b", "status": "no jobs"}]
+    assert returning.found(session, "1") == ["b"]  # it had a part meanwhile
 
 
 def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"identity": "ab"}')
     jobs = [("1", "ab", "RUNNING"), ("2", "ab", "FINISHED:COMPLETED"), ("3", "cd", "RUNNING"), ("4", "ab", "DISPATCHED")]
-    session = Session({"job_id": j, "job_name": job_name(run), "status": status} for j, run, status in jobs)
+    engine = Engine({"job_id": j, "job_name": job_name(run), "status": status} for j, run, status in jobs)
+    session, folder, said = Session(federation(tmp_path), engine), RunFolder(tmp_path), []
     write_status(tmp_path, {"ended": True})
-    said = []
-    supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
-    assert sorted(session.aborted) == ["1", "4"] and len(said) == 1 and (tmp_path / STOP).exists()
-    monkeypatch.setattr("fedbilevel.federation.supervise.STOPPING", 0.0)
+    leftovers.end_orphans(session, folder, set(), said.append)
+    assert sorted(engine.aborted) == ["1", "4"] and len(said) == 1 and (tmp_path / STOP).exists()
+    monkeypatch.setattr(leftovers, "STOPPING", 0.0)
     with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run still works in"):
-        supervisor(tmp_path, said)._end_orphans(session, RunFolder(tmp_path))
+        leftovers.end_orphans(session, folder, set(), said.append)
 
 
 def test_a_job_that_nobody_follows_may_write_its_checkpoint_before_it_is_aborted(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"identity": "ab"}')
-    session = Session([{"job_id": "1", "job_name": job_name("ab"), "status": "RUNNING"}])
+    engine = Engine([{"job_id": "1", "job_name": job_name("ab"), "status": "RUNNING"}])
 
     def pause(seconds):
-        assert (tmp_path / STOP).exists() and not session.aborted
+        assert (tmp_path / STOP).exists() and not engine.aborted
         write_status(tmp_path, {"ended": True})
 
-    monkeypatch.setattr("fedbilevel.federation.supervise.time.sleep", pause)
-    supervisor(tmp_path, [])._end_orphans(session, RunFolder(tmp_path))
-    assert session.aborted == ["1"]
+    monkeypatch.setattr("fedbilevel.federation.waiting.time.sleep", pause)
+    leftovers.end_orphans(Session(federation(tmp_path), engine), RunFolder(tmp_path), set(), lambda line: None)
+    assert engine.aborted == ["1"]
 
 
 class Line:
@@ -490,23 +495,25 @@ def test_a_job_is_not_submitted_twice_when_the_connection_is_lost_meanwhile(monk
 
 
 def test_a_job_that_a_restarted_server_no_longer_runs_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedbilevel.federation.supervise.POLL", 0.01)
+    monkeypatch.setattr(following, "POLL", 0.01)
     (folder,) = RunFolder.create(
         {tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))}
     )
-    session = Session([{"job_id": "1", "job_name": "any", "status": "DISPATCHED"}])
+    engine = Engine([{"job_id": "1", "job_name": "any", "status": "DISPATCHED"}])
     losses = iter([0, 0, 0, 1, 1, 1])
-    monkeypatch.setattr(Session, "losses", property(lambda self: next(losses)), raising=False)
-    monkeypatch.setattr(Session, "get_job_meta", lambda self, job: self.jobs[0], raising=False)
-    ended = supervisor(tmp_path, [])._followed(session, "1", folder, StopRequest(), SimpleNamespace(look=lambda folder: None))
-    assert ended == "the server was started again" and session.aborted == ["1"]
+    monkeypatch.setattr(Engine, "losses", property(lambda self: next(losses)), raising=False)
+    monkeypatch.setattr(Engine, "get_job_meta", lambda self, job: self.jobs[0], raising=False)
+    session, watch = Session(federation(tmp_path), engine), following.FolderWatch(folder, pytest.fail, pytest.fail)
+    ended = following.follow(session, "1", watch, ReturningSites(pytest.fail), StopRequest())
+    assert ended == "the server was started again" and engine.aborted == ["1"]
 
 
 def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
     jobs = [("1", "ab", "FINISHED:COMPLETED"), ("2", "cd", "FINISHED:COMPLETED"), ("3", "ab", "RUNNING")]
-    session, deleted = Session({"job_id": j, "job_name": job_name(run), "status": s} for j, run, s in jobs), []
-    monkeypatch.setattr(Session, "delete_job", lambda self, job: deleted.append(job), raising=False)
-    supervisor(tmp_path, [])._tidy(session, job_name("ab"))
+    engine, deleted = Engine({"job_id": j, "job_name": job_name(run), "status": s} for j, run, s in jobs), []
+    monkeypatch.setattr(Engine, "delete_job", lambda self, job: deleted.append(job), raising=False)
+    (tmp_path / "config.json").write_text('{"identity": "ab"}')
+    leftovers.tidy(Session(federation(tmp_path), engine), RunFolder(tmp_path))
     assert deleted == ["1"]
 
 
@@ -580,13 +587,13 @@ def test_a_folder_where_a_run_is_at_work_is_not_replaced(tmp_path, by):
 def test_one_command_at_a_time_follows_a_run(tmp_path):
     (tmp_path / "config.json").write_text('{"identity": "ab"}')
     with locked(tmp_path, by="config.json"), pytest.raises(InputError, match="is being run by another process"):
-        supervisor(tmp_path, []).run(RunFolder(tmp_path), StopRequest(), lambda moment: None)
+        Supervisor(federation(tmp_path), pytest.fail).run(RunFolder(tmp_path), StopRequest(), pytest.fail)
 
 
 def test_trouble_with_a_server_that_answers_is_not_called_silence(tmp_path):
-    researcher, lost, other = supervisor(tmp_path, []), ConnectionError("x\ny"), ValueError("z")
+    lost, other = ConnectionError("x\ny"), ValueError("z")
     for error, line in ((lost, "does not answer (ConnectionError: x y)"), (other, "did not do as asked (ValueError: z)")):
-        with pytest.raises(InputError, match=re.escape(line)), researcher._told():
+        with pytest.raises(InputError, match=re.escape(line)), told(federation(tmp_path)):
             raise error
 
 
@@ -622,7 +629,7 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkey
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():
     script = (
-        "import os, signal, sys\nfrom fedbilevel.runs.folder import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
+        "import os, signal, sys\nfrom fedbilevel.runs.stopping import stop_request\nsignal.signal(signal.SIGHUP, {})\n"
         "with stop_request() as stop: os.kill(os.getpid(), signal.SIGHUP); print(stop.signum)"
     )
     said = [

@@ -24,9 +24,10 @@ from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskStore
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 

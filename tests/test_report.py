@@ -18,8 +18,9 @@ from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.folder import RunFolder, stop_request
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.stopping import stop_request
 from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -98,8 +99,8 @@ def test_the_contents_are_the_runs_own_numbers(folders, shown):
     assert [run["label"] for run in shown["runs"]] == ["simfbo, seed 0", "simfbo, seed 1", "fedavg"]
     assert [s["label"] for s in shown["series"]] == ["simfbo, 2 seeds", "fedavg"]
     simfbo, _, fedavg = shown["runs"]
-    assert simfbo["columns"]["gradients"] == [0, 90, 180, 270] and simfbo["columns"]["products"] == [0, 60, 120, 180]
-    assert fedavg["columns"]["gradients"][-1] == 30 * 3 * 5 and fedavg["columns"]["products"][-1] == 0
+    assert simfbo["columns"]["gradients"] == [0, 90, 180, 270] and simfbo["columns"]["second_order"] == [0, 60, 120, 180]
+    assert fedavg["columns"]["gradients"][-1] == 30 * 3 * 5 and fedavg["columns"]["second_order"][-1] == 0
     assert "gamma_x" in shown["differences"] and "hidden" not in shown["differences"]
 
 

@@ -11,11 +11,14 @@ import pytest
 from fedbilevel.command import main
 from fedbilevel.errors import InputError
 from fedbilevel.report import reproduction_page
+from fedbilevel.report.reproduction_text import written
 from fedbilevel.runs import configuration
 from fedbilevel.runs.reproductions import plan, results
+from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import Column, read
-from fedbilevel.runs.reproductions.results import Number, Row, Run
+from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
+from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number
 from fedbilevel.runs.sweeps import sweep as sweep_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
 
@@ -111,7 +114,7 @@ def test_chosen_values_are_cells_of_the_grid(name):
 
 @pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
 def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
-    described = reproduction_page.description(Study(read(name), plan.FOLDER))
+    described = Study(read(name), plan.FOLDER).description()
     assert described == json.loads((plan.FOLDER / f"results/{name}.json").read_bytes())
     stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
     assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
@@ -149,8 +152,8 @@ def test_results_hold_every_moment_with_what_it_cost(finished):
     assert [row.rounds for row in runs[0].rows] == [0, 10, 20, 30, 40]
     assert runs[0].rows[-1].value == outcome.rows[-1]["x_error"]
     assert runs[0].rows[-1].megabytes == pytest.approx((outcome.rows[-1]["floats_up"] + outcome.rows[-1]["floats_down"]) * 4e-6)
-    # 40 rounds, 2 clients, 2 local steps of 3 gradients (f in x and y, g in y) and 2 products
-    assert runs[0].rows[-1].gradients == 40 * 2 * 2 * 3 and runs[0].rows[-1].products == 40 * 2 * 2 * 2
+    # 40 rounds, 2 clients, 2 local steps of 3 gradients (f in x and y, g in y) and 2 second-order products
+    assert runs[0].rows[-1].gradients == 40 * 2 * 2 * 3 and runs[0].rows[-1].second_order == 40 * 2 * 2 * 2
 
 
 def test_stored_numbers_are_read_back(finished, tmp_path):
@@ -218,7 +221,7 @@ def test_the_command_leaves_a_table_a_picture_and_the_page(finished, plans):
     assert {"results.csv", "results.md", "results.png", "results.svg"} <= {p.name for p in finished.path.iterdir()}
     page = (plans / "RESULTS.md").read_text()
     assert page == reproduction_page.results_page(plans)
-    last = results.number(results.collect(finished)["few clients", "SimFBO"], Column(at=40))
+    last = number(results.collect(finished)["few clients", "SimFBO"], Column(at=40))
     assert f"{last.mean:.4g} ± {last.deviation:.2g}" in page
     assert "eta_x = gamma_x 0.01, 0.03; gamma_y 0.3, 100" in page
 
@@ -252,55 +255,54 @@ def test_the_order_of_methods_is_compared_column_by_column():
     made = table_plan()
     better, worse = [run_of(0.1, 0.95, 0.95)], [run_of(0.1, 0.5, 0.92)]
     agree = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): better}
-    assert results.doubts(made, made.panels[0], agree) == ([], [])
+    assert doubts(made, made.panels[0], agree) == ([], [])
     swapped = {("i.i.d.", "SimFBO"): better, ("i.i.d.", "MeFBO"): worse}
-    assert results.doubts(made, made.panels[0], swapped).wrong == [
-        "SimFBO is not behind MeFBO (after 20 rounds)",
-        "SimFBO is not behind MeFBO (rounds to 90 %)",
-    ]
+    assert doubts(made, made.panels[0], swapped) == ([Pair("MeFBO", "SimFBO", column) for column in made.columns], [])
+    phrases = "SimFBO is not behind MeFBO (after 20 rounds); SimFBO is not behind MeFBO (rounds to 90 %)"
+    assert f"- i.i.d.: not the paper's order: {phrases}.\n" in reproduction_page.comparison(made, swapped)
     never = {("i.i.d.", "SimFBO"): worse, ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
-    assert len(results.doubts(made, made.panels[0], never).wrong) == 2
+    assert len(doubts(made, made.panels[0], never).wrong) == 2
     both_never = {("i.i.d.", "SimFBO"): [run_of(0.1, status=DIVERGED)], ("i.i.d.", "MeFBO"): [run_of(0.1, status=DIVERGED)]}
-    assert results.doubts(made, made.panels[0], both_never) == ([], [])
+    assert doubts(made, made.panels[0], both_never) == ([], [])
 
 
 def test_a_method_of_which_fewer_runs_came_so_far_is_behind():
     made = table_plan()
     some = [run_of(0.1, 0.99, 0.99), run_of(0.1, 0.5, status=DIVERGED, seed=2)]
     all_of_them = [run_of(0.1, 0.95, 0.95), run_of(0.1, 0.95, 0.95, seed=2)]
-    assert results.doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}) == (
-        [],
-        [f"SimFBO is behind MeFBO only by its runs that diverged ({where})" for where in ("after 20 rounds", "rounds to 90 %")],
-    )
-    assert results.doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some}).wrong
+    found = {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}
+    assert doubts(made, made.panels[0], found) == ([], [Pair("MeFBO", "SimFBO", column) for column in made.columns])
+    told = "the paper's order; SimFBO is behind MeFBO only by its runs that diverged (after 20 rounds); "
+    assert told in reproduction_page.comparison(made, found)
+    assert doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some}).wrong
 
 
 def test_claims_without_numbers_are_compared_at_the_end():
     made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
-    assert results.doubts(made, made.panels[0], found) == (["SimFBO is not behind MeFBO"], [])
+    assert doubts(made, made.panels[0], found) == ([Pair("MeFBO", "SimFBO", Column(at=20))], [])
     assert "not the paper's order: SimFBO is not behind MeFBO." in reproduction_page.comparison(made, found)
 
 
 def test_equal_budgets_are_what_the_thriftiest_method_spent():
     made = dataclasses.replace(table_plan(), published={}, columns=())
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5)], ("i.i.d.", "MeFBO"): [run_of(0.2, 0.6, 0.9)]}
-    budget = results.budget(list(found.values()))
+    budget = Budget.common(list(found.values()))
     assert budget == (2.0, 8)
     assert budget.reached(found["i.i.d.", "MeFBO"][0]) == (0.6, 0.6)
     assert budget.reached(run_of(0.2, 0.7, 0.8, status=DIVERGED)) == (0.7, 0.7)  # it diverged later
-    assert results.Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
-    assert results.Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
+    assert Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
+    assert Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
     assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in reproduction_page.table(made, found)
 
 
 def test_entries_of_a_table_say_how_many_runs_they_are_of():
     made = table_plan()
-    assert results.text(made, Column(at=20), Number(0.5, 0.01, 2, 3)) == "50.00 ± 1.00 (2 of 3 runs)"
-    assert results.text(made, Column(at=20), None) == "diverged"
-    assert results.text(made, Column(reach=0.9), None) == "not reached"
+    assert written(made, Column(at=20), Number(0.5, 0.01, 2, 3)) == "50.00 ± 1.00 (2 of 3 runs)"
+    assert written(made, Column(at=20), None) == "diverged"
+    assert written(made, Column(reach=0.9), None) == "not reached"
     errors = dataclasses.replace(made, scale="error")
-    assert results.text(errors, Column(at=20), Number(0.9, 0.01, 3, 3)) == "10.00 ± 1.00"
+    assert written(errors, Column(at=20), Number(0.9, 0.01, 3, 3)) == "10.00 ± 1.00"
 
 
 def test_the_documented_plan_runs(tmp_path):

@@ -33,7 +33,7 @@ def counting(name, part, kind):
 
 
 for name, part in (("fx", "upper"), ("fy", "upper"), ("gx", "lower"), ("gyy", "lower"), ("gxy", "lower")):
-    setattr(Honest, name, counting(name, part, "gradients" if len(name) == 2 else "products"))
+    setattr(Honest, name, counting(name, part, "gradients" if len(name) == 2 else "second_order"))
 
 
 def lower_gradient(self, x, y, batch):
@@ -71,10 +71,10 @@ def test_the_tally_is_what_deployed_clients_compute(name, settings, participatio
     with jax.disable_jit():
         key = jax.random.key(0)
         state, *_ = federation.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
-        seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
+        seen.append(Work(**COUNTED))
         for step in (1, 2):
             state, *_ = federation.step(algorithm, state, jax.random.fold_in(key, step))
-            seen.append(Work(COUNTED["gradients"], COUNTED["products"]))
+            seen.append(Work(**COUNTED))
     assert seen == expected
 
 

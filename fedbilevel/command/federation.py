@@ -58,13 +58,13 @@ def revoke(
     readmit: Annotated[bool, typer.Option("--readmit", help="Let a revoked site in again.")] = False,
 ) -> None:
     """Shut a site out: it is disconnected, and its certificate opens the door no longer."""
-    from fedbilevel.federation.supervise import Supervisor
+    from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)
     if site not in federation.sites:
         raise InputError(f"the federation has no site {site!r}{nearest(site, federation.sites)}")
-    with Supervisor(federation, console.print).session() as session:
-        session.enable_client(site) if readmit else session.disable_client(site)
+    with Session.open(federation, console.print) as session:
+        session.engine.enable_client(site) if readmit else session.engine.disable_client(site)
     console.print(f"{site}: {'may connect again' if readmit else 'shut out'}")
 
 
@@ -80,12 +80,11 @@ def demo(out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("run
 @app.command()
 def status(folder: Folder) -> None:
     """Say which sites are connected, and which jobs run."""
-    from fedbilevel.federation.supervise import Supervisor
+    from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)
-    supervisor = Supervisor(federation, console.print)
-    with supervisor.session() as session:
-        connected, jobs = supervisor.connected(session), supervisor.running(session)
+    with Session.open(federation, console.print) as session:
+        connected, jobs = session.connected(), session.running()
     console.print(f"server {federation.host}:{federation.port}: up, {len(jobs)} running job{'s' * (len(jobs) != 1)}")
     for name in federation.sites:
         console.print(f"  {name}: {'connected' if name in connected else 'not connected'}")

@@ -30,7 +30,7 @@ def report(
         raise InputError(f"the page's name must end in .html; given: {out}")
     from fedbilevel.report.page import page
     from fedbilevel.report.page_data import contents
-    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.runs.files import write_atomically
 
     write_atomically(out, page(contents(*_found(directories))).encode())
     console.print(f"page: {out}", soft_wrap=True)

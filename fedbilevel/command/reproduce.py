@@ -80,7 +80,7 @@ def _list(folder: Path) -> Table:
 
 def _execute(console: Console, study: Study, tune: bool) -> None:
     from fedbilevel.command.progress import counted
-    from fedbilevel.runs.folder import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, stop_request
 
     plan = study.reproduction
     total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
@@ -105,8 +105,10 @@ def _execute(console: Console, study: Study, tune: bool) -> None:
 
 def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> None:
     from fedbilevel.report import panel_picture, reproduction_page
-    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.report.reproduction_text import heading
+    from fedbilevel.runs.files import write_atomically
     from fedbilevel.runs.reproductions import results
+    from fedbilevel.runs.reproductions.table_numbers import columns
 
     plan, path = study.reproduction, study.path
     found = results.collect(study)
@@ -118,7 +120,7 @@ def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> Non
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     brackets = " [paper]" if plan.published else ""
-    for head in ("", "method", *(results.heading(plan, column) + brackets for column in results.columns(plan))):
+    for head in ("", "method", *(heading(plan, column) + brackets for column in columns(plan))):
         table.add_column(head)
     for panel, method in plan.lines():
         shown = reproduction_page.entries(plan, panel, method.name, found)
@@ -135,12 +137,12 @@ def _publish(console: Console, study: Study, folder: Path) -> None:
     from PIL import Image
 
     from fedbilevel.report import reproduction_page
-    from fedbilevel.runs.folder import write_atomically
+    from fedbilevel.runs.files import write_atomically
 
     stored, name = folder / "results", study.reproduction.name
     stored.mkdir(exist_ok=True)
     write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
-    write_atomically(stored / f"{name}.json", (json.dumps(reproduction_page.description(study), indent=1) + "\n").encode())
+    write_atomically(stored / f"{name}.json", (json.dumps(study.description(), indent=1) + "\n").encode())
     with Image.open(study.path / "results.png") as picture:
         picture.thumbnail((PUBLISHED_WIDTH, picture.height))
         picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)

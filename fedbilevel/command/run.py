@@ -48,7 +48,8 @@ from fedbilevel.tasks import TASKS
 if TYPE_CHECKING:
     from fedbilevel.runs.configuration import Configuration
     from fedbilevel.runs.experiment import Snapshot
-    from fedbilevel.runs.folder import RunFolder, StopRequest
+    from fedbilevel.runs.folder import RunFolder
+    from fedbilevel.runs.stopping import StopRequest
 
 LONGEST_ROUND = 24 * 3600  # seconds
 
@@ -186,7 +187,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     from fedbilevel.report.curve_picture import draw
     from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
-    from fedbilevel.runs.folder import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, stop_request
 
     diverged = []
     try:

@@ -114,7 +114,7 @@ def continue_sweep(directory: Path, style: Style) -> None:
 def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.command.progress import counted
     from fedbilevel.report import grid_picture
-    from fedbilevel.runs.folder import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, stop_request
 
     console = Console(highlight=False, markup=False)
     described = folder.sweep

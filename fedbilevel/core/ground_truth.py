@@ -25,7 +25,7 @@ DIRECT = 512  # up to this dimension linear systems are solved directly
 AT_ONCE = 2**22  # bytes of rows evaluated together
 
 
-class Solution(NamedTuple):
+class ExactSolution(NamedTuple):
     """y*(x), u*(x) and ∇h(x); with a local lower level y and u have a row per client."""
 
     y: Array
@@ -63,7 +63,7 @@ def metrics(population: Population, x: Array, y: Array, lower: LowerLevel = "glo
 
 def solution(
     population: Population, x: Array, y: Array, lower: LowerLevel = "global", tolerance: float = 1e-6, most_steps: int = 100
-) -> Solution:
+) -> ExactSolution:
     """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
     if population.problem.sets.y != EVERYWHERE:
         raise InputError(
@@ -73,14 +73,14 @@ def solution(
         f, g = (lambda x, y, which=which: losses(population, x, y)[which] for which in (0, 1))
         return _solve(f, g, x, y, tolerance, most_steps)
 
-    def one(m: Array) -> Solution:
+    def one(m: Array) -> ExactSolution:
         whole = population.whole(m)
         f = lambda x, y: mean_loss(population.problem.f, x, y, whole.upper)  # noqa: E731
         g = lambda x, y: mean_loss(population.problem.g, x, y, whole.lower)  # noqa: E731
         return _solve(f, g, x, y[m], tolerance, most_steps)
 
     each = lax.map(one, jnp.arange(population.size))
-    return Solution(each.y, each.u, jnp.tensordot(population.weights, each.hypergradient, 1))
+    return ExactSolution(each.y, each.u, jnp.tensordot(population.weights, each.hypergradient, 1))
 
 
 def proximal_point(
@@ -127,12 +127,12 @@ def _tangent(of: ConvexSet, z: Array, direction: Array) -> Array:
     return (of.project(z + s * direction) - of.project(z)) / s
 
 
-def _solve(f: Callable, g: Callable, x: Array, y: Array, tolerance: float, most_steps: int) -> Solution:
+def _solve(f: Callable, g: Callable, x: Array, y: Array, tolerance: float, most_steps: int) -> ExactSolution:
     y = _newton(lambda y: g(x, y), y, tolerance, most_steps)
     fx, fy = jax.grad(f, (0, 1))(x, y)
     u = _solve_hessian(lambda y: g(x, y), y, fy)
     cross = jax.grad(lambda x: jnp.vdot(jax.grad(g, 1)(x, y), u))(x)
-    return Solution(y, u, fx - cross)
+    return ExactSolution(y, u, fx - cross)
 
 
 def _solve_hessian(objective: Callable[[Array], Array], y: Array, v: Array) -> Array:

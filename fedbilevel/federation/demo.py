@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import Federation, found
+from fedbilevel.federation.waiting import wait_until
 
 SITES = [f"hospital-{m}" for m in range(1, 5)]
 RUN = ["data-cleaning", "fedbioacc", "--rounds", "201", "--every", "20"]
@@ -64,14 +64,12 @@ def _started(federation: Federation) -> Iterator[None]:
 
 
 def _await_sites(federation: Federation) -> None:
-    deadline = time.monotonic() + CONNECTING
-    while True:
+    def connected() -> bool:
         done = subprocess.run([*COMMAND, "federation", "status", federation.folder], capture_output=True, text=True)
-        if done.returncode == 0 and "not connected" not in done.stdout:
-            return
-        if time.monotonic() > deadline:
-            raise InputError(f"not all sites connected within {CONNECTING:.0f} s: read {federation.folder / 'start.txt'}")
-        time.sleep(0.5)
+        return done.returncode == 0 and "not connected" not in done.stdout
+
+    if not wait_until(connected, CONNECTING):
+        raise InputError(f"not all sites connected within {CONNECTING:.0f} s: read {federation.folder / 'start.txt'}")
 
 
 COMMAND: list[str | Path] = [sys.executable, "-m", "fedbilevel"]

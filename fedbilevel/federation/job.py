@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
-from fedbilevel.runs.folder import RunFolder, write_atomically
+from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.folder import RunFolder
 
 STATUS, SITES, STOP = "job.json", "sites.json", "stop"
+STOPPING = 60.0  # seconds, at least, that a job gets to stop after its checkpoint; two rounds may take longer
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
 SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says of its data when it begins

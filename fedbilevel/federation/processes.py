@@ -18,7 +18,7 @@ import psutil
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
-from fedbilevel.runs.folder import heeded
+from fedbilevel.runs.stopping import heeded
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}

@@ -25,7 +25,9 @@ from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.roster import Roster
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
-from fedbilevel.runs.folder import Interrupted, RunFolder, StopRequest, write_atomically
+from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks.base import Task
 
 CHECKPOINT_SECONDS = 3.0  # a job that died costs more than a process: its sites must start again

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from fedbilevel.errors import InputError
-from fedbilevel.runs.folder import write_atomically
+from fedbilevel.runs.files import write_atomically
 
 RUNS = 8  # how many runs' values a site keeps; those it has not heard of longest go first
 

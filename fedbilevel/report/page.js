@@ -37,7 +37,7 @@ function tableColumns() {
     fixed("MB up", (run) => run.megabytes_up),
     fixed("MB down", (run) => run.megabytes_down),
     fixed("gradients", (run) => last(run.columns.gradients ?? [null])),
-    fixed("products", (run) => last(run.columns.products ?? [null])),
+    fixed("second-order products", (run) => last(run.columns.second_order ?? [null])),
     fixed("seconds", (run) => last(run.columns.seconds)),
     { name: "status", value: (run) => run.status, text: true, status: true },
   ];

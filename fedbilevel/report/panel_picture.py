@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.report.reproduction_text import scaled
 from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 from fedbilevel.runs.reproductions.plan import Panel, Reproduction
-from fedbilevel.runs.reproductions.results import Results, Row, Run, scaled
+from fedbilevel.runs.reproductions.results import Results, Row, Run
 from fedbilevel.runs.sweeps.sweep import deviation
 
 AXES: list[tuple[str, Callable[[Row], float]]] = [

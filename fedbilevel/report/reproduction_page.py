@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbilevel.report.reproduction_text import brief, heading, printed, shown, written
+from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import (
     Chosen,
-    Column,
     Panel,
     Reproduction,
     fixed,
@@ -19,22 +20,10 @@ from fedbilevel.runs.reproductions.plan import (
     read,
     tuned_file,
 )
-from fedbilevel.runs.reproductions.results import (
-    Number,
-    Results,
-    budget,
-    columns,
-    doubts,
-    from_csv,
-    heading,
-    number,
-    scaled,
-    shown,
-    text,
-)
-from fedbilevel.runs.reproductions.study import Study, without_data
-from fedbilevel.runs.sweeps.batched_runs import DIVERGED
-from fedbilevel.runs.sweeps.sweep import Sweep, untied
+from fedbilevel.runs.reproductions.results import Results, from_csv
+from fedbilevel.runs.reproductions.study import Study
+from fedbilevel.runs.reproductions.table_numbers import Budget, columns, number, spent
+from fedbilevel.runs.sweeps.sweep import untied
 
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
@@ -60,45 +49,31 @@ def table(plan: Reproduction, results: Results) -> str:
     heads = ["", "method"]
     for column in columns(plan):
         heads += [f"paper, {heading(plan, column)}", f"ours, {heading(plan, column)}"] if has_paper else [heading(plan, column)]
-    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "products"]
+    heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "second-order products"]
     return _markdown(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
 
 
 def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[str]]:
     methods = plan.methods_of(panel)
-    common = budget([results[panel.name, m] for m in methods])
+    budget = Budget.common([results[panel.name, m] for m in methods])
     for k, method in enumerate(methods):
         runs, cells = results[panel.name, method], [panel.name if k == 0 else "", method]
         for c, column in enumerate(columns(plan)):
             if plan.published:
                 theirs = plan.published.get(panel.name, {}).get(method)
-                cells.append("" if theirs is None else _printed(column, theirs[c]))
-            cells.append(text(plan, column, number(runs, column)))
-        for reached in zip(*(common.reached(run) for run in runs), strict=True):
-            cells.append(_brief(plan, Number.over(reached)))
-        ends = [run.rows[-1] for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in runs]
-        spent = [sum(getattr(end, what) for end in ends) / len(ends) for what in ("megabytes", "gradients", "products")]
-        yield [*cells, *(f"{value:,.0f}" for value in spent)]
+                cells.append("" if theirs is None else printed(column, theirs[c]))
+            cells.append(written(plan, column, number(runs, column)))
+        cells += [brief(plan, reached) for reached in budget.numbers(runs)]
+        yield [*cells, *(f"{value:,.0f}" for value in spent(runs))]
 
 
 def entries(plan: Reproduction, panel: Panel, method: str, results: Results) -> list[str]:
     """A line's numbers, the paper's in brackets."""
     theirs = plan.published.get(panel.name, {}).get(method)
-    ours = [text(plan, column, number(results[panel.name, method], column)) for column in columns(plan)]
+    ours = [written(plan, column, number(results[panel.name, method], column)) for column in columns(plan)]
     if theirs is None:
         return ours
-    return [f"{a} [{_printed(c, b)}]" for a, b, c in zip(ours, theirs, columns(plan), strict=True)]
-
-
-def _printed(column: Column, value: float) -> str:
-    """A number of the paper's as it has it: rounds, or per cent with two decimals."""
-    return f"{value:g}" if column.reach is not None else f"{value:.2f}"
-
-
-def _brief(plan: Reproduction, entry: Number | None) -> str:
-    if entry is None:
-        return "–"
-    return (f"{entry.mean:.4g}" if plan.scale == "plain" else f"{scaled(plan, entry.mean):.2f}") + entry.share
+    return [f"{a} [{printed(c, b)}]" for a, b, c in zip(ours, theirs, columns(plan), strict=True)]
 
 
 def comparison(plan: Reproduction, results: Results) -> str:
@@ -108,12 +83,21 @@ def comparison(plan: Reproduction, results: Results) -> str:
         lines.append(f"The paper: {plan.says}")
     for panel in plan.panels:
         if panel.name in plan.published or plan.claims(panel):
-            wrong, hollow = doubts(plan, panel, results)
-            verdict = f"not the paper's order: {'; '.join(wrong)}" if wrong else "the paper's order"
-            lines.append(f"- {panel.name}: {verdict}{''.join(f'; {phrase}' for phrase in hollow)}.")
+            lines.append(f"- {panel.name}: {_verdict(plan, panel, results)}.")
     if plan.why:
         lines.append(f"\n{plan.why.strip()}")
     return "\n".join(lines) + "\n"
+
+
+def _verdict(plan: Reproduction, panel: Panel, results: Results) -> str:
+    def where(pair: Pair) -> str:
+        return f" ({heading(plan, pair.by)})" if panel.name in plan.published else ""
+
+    wrong, hollow = doubts(plan, panel, results)
+    phrases = [f"{pair.behind} is not behind {pair.ahead}{where(pair)}" for pair in wrong]
+    verdict = f"not the paper's order: {'; '.join(phrases)}" if wrong else "the paper's order"
+    only = [f"{pair.behind} is behind {pair.ahead} only by its runs that diverged{where(pair)}" for pair in hollow]
+    return "; ".join([verdict, *only])
 
 
 def choices(plan: Reproduction, folder: Path) -> str:
@@ -178,24 +162,9 @@ def _stored(plan: Reproduction, folder: Path) -> str:
     described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
     if not numbers.exists():
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
-    if not described.exists() or not _is_of(json.loads(described.read_bytes()), Study(plan, folder, plans=folder)):
+    if not described.exists() or not Study(plan, folder, plans=folder).made(json.loads(described.read_bytes())):
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
     return section(plan, from_csv(numbers), folder)
-
-
-def description(study: Study) -> dict[str, Any]:
-    """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
-    return {"metric": study.reproduction.metric, "lines": [line.plain() for line in _lines_of(study)]}
-
-
-def _is_of(description: Mapping[str, Any], study: Study) -> bool:
-    """Whether a stored description is of this study's runs."""
-    stored = [without_data(Sweep.read(line)) for line in description["lines"]]
-    return description["metric"] == study.reproduction.metric and stored == _lines_of(study)
-
-
-def _lines_of(study: Study) -> list[Sweep]:
-    return [without_data(study.line(panel, method)) for panel, method in study.reproduction.lines()]
 
 
 def _markdown(heads: Sequence[str], lines: Any) -> str:

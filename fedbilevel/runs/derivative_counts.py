@@ -1,10 +1,10 @@
 """What the clients compute: gradients and second-order products, counted by running each algorithm on no numbers.
 
-A *gradient* is one of ∇_x f, ∇_y f, ∇_x g, ∇_y g of one client on one minibatch; a *product* is ∇²_yy g · v or ∇²_xy g · v
-on one. A minibatch n times as large counts n times. Which client functions a step calls, and at how many clients, is found
-with the simulated engine's own keys, so random chains, sampled cohorts and dropouts are counted as they happened; what a
-function computes is found by calling it with a problem that only counts. All of it follows from the experiment and the
-step alone: it is the same for both engines, and no run needs to store it.
+A *gradient* is one of ∇_x f, ∇_y f, ∇_x g, ∇_y g of one client on one minibatch; a *second-order product* is ∇²_yy g · v
+or ∇²_xy g · v on one. A minibatch n times as large counts n times. Which client functions a step calls, and at how many
+clients, is found with the simulated engine's own keys, so random chains, sampled cohorts and dropouts are counted as they
+happened; what a function computes is found by calling it with a problem that only counts. All of it follows from the
+experiment and the step alone: it is the same for both engines, and no run needs to store it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Work(NamedTuple):
     """Numbers of minibatch derivatives, over all clients."""
 
     gradients: int = 0
-    products: int = 0
+    second_order: int = 0  # products with ∇²_yy g and ∇²_xy g
 
 
 class Tally:
@@ -60,7 +60,7 @@ class Tally:
             more = jax.tree.map(np.asarray, self._of_steps(key, len(until)))
             for k in range(STEPS_AT_ONCE):
                 new = _work(jax.tree.map(lambda a: a[k], more))
-                until.append(Work(until[-1].gradients + new.gradients, until[-1].products + new.products))
+                until.append(Work(until[-1].gradients + new.gradients, until[-1].second_order + new.second_order))
         return [until[step] for step in steps]
 
     def _start(self, key: Array) -> Traffic:
@@ -80,12 +80,12 @@ class Tally:
                 problem = CountingProblem(population.problem.f, population.problem.g)
                 client = CountingClient(problem, m, population.batch_size is None)
                 answer = call.function(cast(Client, client), *here)
-                return Work(problem.counted["gradients"], problem.counted["products"]), answer, client.differs
+                return Work(**problem.counted), answer, client.differs
 
             work, answer, differs = at(0)
             each = np.asarray([at(m)[0] if differs else work for m in range(population.size)])
-        gradients, products = (jnp.asarray(each)[call.members] * call.active[:, None]).sum(0)
-        return Rehearsed(answer, (gradients, products))
+        gradients, second_order = (jnp.asarray(each)[call.members] * call.active[:, None]).sum(0)
+        return Rehearsed(answer, (gradients, second_order))
 
 
 def _work(counted: Traffic) -> Work:
@@ -112,10 +112,10 @@ class CountingProblem(Problem):
         return self._count("gradients", batch, y)
 
     def gyy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
-        return self._count("products", batch, y)
+        return self._count("second_order", batch, y)
 
     def gxy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
-        return self._count("products", batch, x)
+        return self._count("second_order", batch, x)
 
     def _count(self, kind: str, size: int, like: Array) -> Array:
         self.counted[kind] += size

@@ -10,77 +10,29 @@ result.json       how the run ended: finished, or diverged and why
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
-import importlib.metadata
 import io
 import json
 import os
-import platform
 import secrets
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
 import numpy as np
 
 from fedbilevel.core.traffic import Totals
-from fedbilevel.engines import wire
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
+from fedbilevel.runs.files import locked, write_atomically
+from fedbilevel.runs.stopping import StopRequest
+from fedbilevel.runs.versions import versions_here
 
-MAGIC = b"fedbilevel checkpoint 1\n"
 CHECKPOINT_SECONDS = 10.0
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "sites.json", "stop")
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; it can be resumed."""
-
-    def __init__(self, signum: int):
-        self.signum = signum
-
-
-class StopRequest:
-    """Notes the first SIGINT, SIGTERM or SIGHUP, so that a run can stop between two stretches; a second one acts at once."""
-
-    signum: int | None = None
-
-    def check(self) -> None:
-        """Raise `Interrupted` if a signal came."""
-        if self.signum is not None:
-            raise Interrupted(self.signum)
-
-
-def heeded() -> list[signal.Signals]:
-    """The signals that stop a run: SIGHUP only where nohup has not set it aside."""
-    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-
-
-@contextlib.contextmanager
-def stop_request() -> Iterator[StopRequest]:
-    """Within it, signals are noted instead of acting."""
-    request = StopRequest()
-    before: dict[signal.Signals, Any] = {}
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        request.signum = signum
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in heeded():
-        before[number] = signal.signal(number, note)
-    try:
-        yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class RunFolder:
@@ -108,7 +60,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             content = {
                 "configuration": configuration.plain(),
-                "versions": versions(),
+                "versions": versions_here(),
                 "bytes_per_float": itemsize,
                 "identity": secrets.token_hex(8),
             }
@@ -181,6 +133,18 @@ class RunFolder:
         file = self.path / "x.npy"
         return np.load(file, allow_pickle=False) if file.exists() else None
 
+    def checkpoint(self, experiment: Experiment) -> Snapshot | None:
+        """The run as of its newest checkpoint, with a state of the experiment that runs it; None where there is none."""
+        file = self.path / "checkpoint"
+        if not file.exists():
+            return None
+        stored = Checkpoint.read(file, self.configuration.fingerprint())
+        try:
+            state = experiment.restored(stored.leaves)
+        except InputError as error:
+            raise InputError(f"{file} has {error}, or remove it to start this run over") from None
+        return Snapshot(state, stored.step, Totals(*stored.totals), stored.seconds)
+
     def execute(
         self,
         stop: StopRequest,
@@ -200,9 +164,9 @@ class RunFolder:
     def _execute(
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
     ) -> None:
-        configuration, identity = self.configuration, self.identity
+        run, identity = self.configuration.fingerprint(), self.identity
         try:
-            start = self._read_checkpoint(experiment, configuration)
+            start = self.checkpoint(experiment)
             kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
             write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
             last_row, saved = kept[-1]["step"] if kept else None, time.monotonic()
@@ -215,14 +179,14 @@ class RunFolder:
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, experiment, configuration, identity)
+                        self._write_checkpoint(moment, experiment, run, identity)
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
             self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()}, identity)
             raise
-        self._write_checkpoint(moment, experiment, configuration, identity)
+        self._write_checkpoint(moment, experiment, run, identity)
         self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()}, identity)
 
     def _require(self, identity: str) -> None:
@@ -233,93 +197,11 @@ class RunFolder:
         self._require(identity)
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, configuration: Configuration, identity: str) -> None:
-        content = {
-            "run": configuration.fingerprint(),
-            "step": moment.step,
-            "totals": list(moment.totals),
-            "seconds": moment.seconds,
-            "reported": moment.reported,
-            "leaves": experiment.saved(moment),
-        }
-        payload = wire.encode(content)
+    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, run: str, identity: str) -> None:
+        leaves = experiment.saved(moment)
+        checkpoint = Checkpoint(run, moment.step, list(moment.totals), moment.seconds, leaves, moment.reported).encoded()
         self._require(identity)
-        digest = hashlib.sha256(payload).hexdigest().encode()
-        write_atomically(self.path / "checkpoint", MAGIC + digest + b"\n" + payload)
+        write_atomically(self.path / "checkpoint", checkpoint)
         x = io.BytesIO()
         np.save(x, np.asarray(moment.state.x), allow_pickle=False)
         write_atomically(self.path / "x.npy", x.getvalue())
-
-    def _read_checkpoint(self, experiment: Experiment, configuration: Configuration) -> Snapshot | None:
-        file = self.path / "checkpoint"
-        if not file.exists():
-            return None
-        data = file.read_bytes()
-        if not data.startswith(MAGIC):
-            raise InputError(f"{file} is not a checkpoint of fedbilevel: remove it to start this run over")
-        digest, _, payload = data[len(MAGIC) :].partition(b"\n")
-        if hashlib.sha256(payload).hexdigest().encode() != digest:
-            raise InputError(f"{file} is truncated or damaged: remove it to start this run over")
-        content = wire.decode(payload)
-        if content["run"] != configuration.fingerprint():
-            raise InputError(f"{file} belongs to a run with another configuration: remove it to start this run over")
-        try:
-            state = experiment.restored(content["leaves"])
-        except InputError as error:
-            raise InputError(f"{file} has {error}, or remove it to start this run over") from None
-        totals, reported = Totals(*content["totals"]), content.get("reported", {})
-        return Snapshot(state, content["step"], totals, content["seconds"], reported=reported)
-
-
-@contextlib.contextmanager
-def locked(path: Path, by: str = "") -> Iterator[None]:
-    """One process at a time runs in the folder; the lock ends with the process, however that ends.
-
-    A file of the folder's by which it is locked makes a lock of its own, for whoever has others run there.
-    """
-    lock = os.open(path / by, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise InputError(f"{path} is being run by another process: wait for it, or stop it") from None
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process runs in the folder."""
-    try:
-        with locked(path):
-            return False
-    except InputError:
-        return True
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by new content: whoever looks, after whatever crash, sees the old or the new one whole."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def versions() -> dict[str, str]:
-    """Of everything that can change a number."""
-    packages = {
-        name: importlib.metadata.version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
-    }
-    device = jax.devices()[0]
-    return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}

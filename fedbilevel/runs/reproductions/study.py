@@ -20,7 +20,7 @@ import jax
 
 from fedbilevel.errors import InputError
 from fedbilevel.runs.derivative_counts import Tally, Work
-from fedbilevel.runs.folder import write_atomically
+from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.reproductions.plan import (
     FOLDER,
     Method,
@@ -114,17 +114,29 @@ class Study:
         if not (folder / "work.json").exists():
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
 
+    def description(self) -> dict[str, Any]:
+        """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
+        return {"metric": self.reproduction.metric, "lines": [line.plain() for line in self._lines()]}
+
+    def made(self, description: Mapping[str, Any]) -> bool:
+        """Whether a stored description is of this study's runs."""
+        stored = [_without_data(Sweep.read(line)) for line in description["lines"]]
+        return description["metric"] == self.reproduction.metric and stored == self._lines()
+
+    def _lines(self) -> list[Sweep]:
+        return [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
+
     def outcome(self, panel: Panel, method: Method) -> Cell:
         """A line's runs, a run for each seed."""
         return SweepFolder(self._folder("lines", panel, method)).cells()[0]
 
     def work(self, panel: Panel, method: Method) -> list[list[Work]]:
-        """Gradients and products until each row of each of a line's runs."""
+        """Gradients and second-order products until each row of each of a line's runs."""
         stored = json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
         return [[Work(*spent) for spent in run] for run in stored]
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
-        if (path / "sweep.json").exists() and without_data(SweepFolder(path).sweep) != without_data(sweep):
+        if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
             shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
@@ -153,7 +165,7 @@ def _endurance(cell: Cell) -> float:
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
-def without_data(sweep: Sweep) -> Sweep:
+def _without_data(sweep: Sweep) -> Sweep:
     """What a sweep is, wherever its data are."""
     return replace(Sweep.read(sweep.plain()), data="")
 

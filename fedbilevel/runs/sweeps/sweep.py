@@ -29,7 +29,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS, Experiment
-from fedbilevel.runs.folder import locked, write_atomically
+from fedbilevel.runs.files import locked, write_atomically
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome, bytes_of, run_together
 from fedbilevel.settings import nearest, parsed, settings

@@ -1,0 +1,37 @@
+"""What earlier jobs of a run left at the server: jobs that nobody follows any more, and records of those that ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Set
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation.job import STOP, STOPPING, job_name, read_status
+from fedbilevel.federation.session import Session
+from fedbilevel.federation.waiting import wait_until
+from fedbilevel.runs.files import is_locked
+from fedbilevel.runs.folder import RunFolder
+
+
+def end_orphans(session: Session, folder: RunFolder, own: Set[str], say: Callable[[str], None]) -> None:
+    """Stop jobs of the run that are not our own, after a checkpoint if they can, and wait for their end."""
+    orphans = session.jobs(job_name(folder.identity), finished=False) - own
+
+    def at_work() -> bool:
+        return bool(orphans & session.running())
+
+    if at_work():
+        say("stopping a job of this run that an earlier command left behind")
+        (folder.path / STOP).touch()
+        wait_until(lambda: "ended" in read_status(folder.path) or not at_work(), STOPPING)
+    for job in orphans:
+        session.abort(job)
+    if not wait_until(lambda: not is_locked(folder.path) and not at_work(), STOPPING):
+        raise InputError(f"an earlier job of this run still works in {folder.path}: wait for its end, then resume")
+
+
+def tidy(session: Session, folder: RunFolder) -> None:
+    """Have the engine forget jobs of the run that ended: their results are in the run folder."""
+    for job in session.jobs(job_name(folder.identity), finished=True):
+        with contextlib.suppress(Exception):  # another researcher may have done it
+            session.engine.delete_job(job)

@@ -1,0 +1,39 @@
+"""Sites that come back while a job runs: a site that was restarted cannot rejoin it, and takes part from the next job on."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from fedbilevel.federation.session import Session
+
+RETURNS = 3  # jobs in a row that are restarted for a site that then gets no part
+TROUBLE = ("error", "timeout", "no_reply")  # in what a site says of its jobs
+
+
+class ReturningSites:
+    """Finds them, for as many jobs as a run takes, and gives up those that never get a part."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say = say
+        self._returns: Counter[str] = Counter()
+
+    def found(self, session: Session, job: str) -> list[str]:
+        """The sites that are connected and have no part in a running job."""
+        parts: defaultdict[str, set[str]] = defaultdict(set)
+        for part in session.engine.get_client_job_status() or ():
+            parts[part["client_name"]].add(part.get("job_id", part.get("status", "")))
+        with_part = {site for site, jobs in parts.items() if job in jobs}
+        if not with_part:
+            return []
+        for site in with_part:
+            del self._returns[site]
+        troubled = {site for site, jobs in parts.items() if any(word in said for said in jobs for word in TROUBLE)}
+        free = parts.keys() - with_part - troubled
+        back = [site for site in session.federation.sites if site in free]
+        self._returns.update(back)
+        for site in back:
+            if self._returns[site] == RETURNS + 1:
+                why = "console.txt in that site's kit says more"
+                self._say(f"{site} is connected and got no part in {RETURNS} jobs ({why}): going on without it")
+        return [site for site in back if self._returns[site] <= RETURNS]

@@ -1,0 +1,56 @@
+"""Files and folders that several processes use and a crash may leave at any point: locks, and atomic writes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedbilevel.errors import InputError
+
+
+@contextlib.contextmanager
+def locked(path: Path, by: str = "") -> Iterator[None]:
+    """One process at a time runs in the folder; the lock ends with the process, however that ends.
+
+    A file of the folder's by which it is locked makes a lock of its own, for whoever has others run there.
+    """
+    lock = os.open(path / by, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InputError(f"{path} is being run by another process: wait for it, or stop it") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process runs in the folder."""
+    try:
+        with locked(path):
+            return False
+    except InputError:
+        return True
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file by new content: whoever looks, after whatever crash, sees the old or the new one whole."""
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

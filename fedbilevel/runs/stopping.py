@@ -1,0 +1,54 @@
+"""Stopping a run between two steps, when a signal asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it can be resumed."""
+
+    def __init__(self, signum: int):
+        self.signum = signum
+
+
+class StopRequest:
+    """Notes the first SIGINT, SIGTERM or SIGHUP, so that a run can stop between two stretches; a second one acts at once."""
+
+    signum: int | None = None
+
+    def check(self) -> None:
+        """Raise `Interrupted` if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that stop a run: SIGHUP only where nohup has not set it aside."""
+    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Within it, signals are noted instead of acting."""
+    request = StopRequest()
+    before: dict[signal.Signals, Any] = {}
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        request.signum = signum
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in heeded():
+        before[number] = signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
