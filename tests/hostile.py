@@ -26,9 +26,9 @@ class HostileServer(ExperimentServer):
         asked = {
             "method": Call("step", key, (z,), None),
             "private": Call("__init__", key, (), None),
-            "shape": Call("begin", key, (z._replace(y=z.y[1:]),), None),
-            "dtype": Call("begin", key, (z._replace(y=z.y.astype("float16")),), None),
-            "nan": Call("begin", key, (z._replace(y=z.y * np.nan),), None),
+            "shape": Call("first_momentum", key, (z._replace(y=z.y[1:]),), None),
+            "dtype": Call("first_momentum", key, (z._replace(y=z.y.astype("float16")),), None),
+            "nan": Call("first_momentum", key, (z._replace(y=z.y * np.nan),), None),
         }
         said = {}
         for name, expression in asked.items():

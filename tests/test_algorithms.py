@@ -1,6 +1,7 @@
 """One table of algorithms, crossed with what must hold for every one of them."""
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +96,25 @@ def after(steps, simulator, algorithm, state):
 
 def test_the_table_is_complete():
     assert set(TABLE) == set(ALGORITHMS)
+
+
+def given_by(cls):
+    """The methods and the hyperparameters that a class itself gives; traits, its `ClassVar`s, are neither."""
+    named = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+    methods = {name for name, value in named.items() if callable(value) or isinstance(value, property)}
+    abstract = {name for name in methods if getattr(named[name], "__isabstractmethod__", False)}
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return methods - abstract | {field.name for field in fields} & set(inspect.get_annotations(cls))
+
+
+@pytest.mark.parametrize("cls", sorted({entry.load() for entry in ALGORITHMS.values()}, key=lambda cls: cls.__name__))
+def test_every_class_is_abstract_or_final_and_overrides_nothing_concrete(cls):
+    *line, _, _ = cls.__mro__  # up to `Algorithm`; then come ABC and object
+    assert not inspect.isabstract(cls) and vars(cls)["__final__"]
+    for k, base in enumerate(line[1:], 1):
+        assert inspect.isabstract(base) and "__final__" not in vars(base)
+        below = set().union(*(given_by(lower) for lower in line[:k]))
+        assert not below & given_by(base)
 
 
 PARTICIPATION = [

@@ -96,7 +96,7 @@ def test_unbiased_mean_is_unbiased_for_unequal_weights():
 def test_a_loop_of_jax_around_communication_says_what_to_use():
     class Bare(fb.FedAvg):
         def step(self, state, clients, key):
-            y = lax.fori_loop(0, 3, lambda _, y: clients.draw().mean(self.descend, state.x, y), state.y)
+            y = lax.fori_loop(0, 3, lambda _, y: clients.draw().mean(self.local_y, state.x, y), state.y)
             return Pair(state.x, y)
 
     task = Quadratic(clients=3).build()

@@ -486,9 +486,10 @@ def hostile(federation, simulated, tmp_path_factory):
         ("private", "'__init__' is not a client function of FedBiOAcc: refused"),
         (
             "shape",
-            "begin was asked for with float32[5], float32[7], float32[8], and this algorithm's takes float32[5], float32[8]",
+            "first_momentum was asked for with float32[5], float32[7], float32[8], "
+            "and this algorithm's takes float32[5], float32[8]",
         ),
-        ("dtype", "begin was asked for with float32[5], float16[8], float32[8]"),
+        ("dtype", "first_momentum was asked for with float32[5], float16[8], float32[8]"),
         ("nan", "an argument holds a value that is not finite"),
         ("garbage", "a message "),
     ],

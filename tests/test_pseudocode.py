@@ -15,7 +15,7 @@ import pytest
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import population as population_module
 from fedbilevel.core.participation import Everyone
-from fedbilevel.core.problem import Problem
+from fedbilevel.core.problem import Point, Problem
 from fedbilevel.core.sets import Box, Sets
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
@@ -467,12 +467,13 @@ def a_client():
 
 def test_first_momentum_has_a_batch_local_steps_as_large(uses):
     algorithm = ALGORITHMS["fedbioacc"].configure("fedbioacc", FEDBIOACC)
-    z = algorithm.start(*map(jnp.asarray, start()))
-    d = algorithm.begin(a_client(), z)
+    x, y = map(jnp.asarray, start())
+    z = Point(x, y, jnp.zeros_like(y))
+    d = algorithm.first_momentum(a_client(), z)
     assert {use[2:] for use in uses} == {(3 * 2, 3 * 2)}
     assert sorted((name, i) for name, (_, i), *_ in uses) == [("fx", 3), ("fy", 4), ("gxy", 1), ("gy", 0), ("gyy", 2)]
     uses.clear()
-    algorithm.iterate(a_client(), z, d, (), jnp.int32(1))
+    algorithm.local_iterates(a_client(), z, d, jnp.int32(1))
     assert {use[2:] for use in uses} == {(2, 2)}
     for k in range(2):  # STORM: the same five minibatches at the new and the old point, others in every iteration
         indices = [(name, i) for name, (at, i), *_ in uses if at == k]
@@ -482,7 +483,7 @@ def test_first_momentum_has_a_batch_local_steps_as_large(uses):
 
 def test_a_local_step_of_fedbio_local_has_a_minibatch_for_each_derivative(uses):
     algorithm = ALGORITHMS["fedbio-local"].configure("fedbio-local", LOCAL)
-    algorithm.descend(a_client(), *map(jnp.asarray, start()))
+    algorithm.local_point(a_client(), *map(jnp.asarray, start()))
     names = sorted(name for name, *_ in uses)
     assert names == sorted(3 * (["gy", "fy", "fx", "gxy"] + 3 * ["gyy"]))
     # Eq. (11) has one ξ_f for both derivatives of f and one ξ_g; f and g never share rows, so fx and gxy may share an index
@@ -494,6 +495,6 @@ def test_a_local_step_of_fedbio_local_has_a_minibatch_for_each_derivative(uses):
 
 def test_phe_starts_with_independent_minibatches_for_both_derivatives_of_f(uses):
     algorithm = ALGORITHMS["fedmbo"].configure("fedmbo", NEUMANN)
-    algorithm.begin(a_client(), *map(jnp.asarray, start()))
+    algorithm.chain_start(a_client(), *map(jnp.asarray, start()))
     (first, k, *_), (second, other, *_) = uses
     assert {first, second} == {"fx", "fy"} and k != other

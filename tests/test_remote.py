@@ -232,7 +232,7 @@ def test_who_stands_in_gets_what_was_meant_for_the_one_it_stands_in_for():
     def gathered(members, active):
         clients = DeployedClients(federation.exchange, task.population, Uniform(2), algorithm, jax.random.key(0))
         cohort = DeployedCohort(clients, np.array(members), np.array(active))
-        return cohort.gather(algorithm.contract, task.x, task.y, cohort.scatter(rows)), cohort
+        return cohort.gather(algorithm.contracted, task.x, task.y, cohort.scatter(rows)), cohort
 
     expected, _ = gathered([1, 0], [True, False])
     federation.exchange.transport = Flaky(federation.exchange.transport, {0, 2, 3})
@@ -316,18 +316,18 @@ KEY = np.asarray(jax.random.key_data(jax.random.key(0)))
     [
         (lambda t: Call("step", KEY, (t.x, t.y), None), "'step' is not a client function of FedAvg: refused"),
         (
-            lambda t: Call("descend", KEY, (t.x, t.y[1:]), None),
-            r"descend was asked for with float64\[5\], float64\[7\], and .*8\]",
+            lambda t: Call("local_y", KEY, (t.x, t.y[1:]), None),
+            r"local_y was asked for with float64\[5\], float64\[7\], and .*8\]",
         ),
-        (lambda t: Call("descend", KEY, (t.x, t.y.astype("float32")), None), r"with float64\[5\], float32\[8\]"),
-        (lambda t: Call("descend", KEY, (t.x, t.y * np.nan), None), "an argument holds a value that is not finite"),
-        (lambda t: Call("descend", KEY, (t.x,), None), r"with float64\[5\], and"),
+        (lambda t: Call("local_y", KEY, (t.x, t.y.astype("float32")), None), r"with float64\[5\], float32\[8\]"),
+        (lambda t: Call("local_y", KEY, (t.x, t.y * np.nan), None), "an argument holds a value that is not finite"),
+        (lambda t: Call("local_y", KEY, (t.x,), None), r"with float64\[5\], and"),
         (lambda t: Store(t.x * np.inf, 1), "a value to keep holds a value that is not finite"),
         (lambda t: Store(np.zeros(10**6), 1), r"no call of this algorithm takes a value of float64\[1000000\]: refused"),
         (lambda t: Evaluate(t.x, t.y[1:]), r"evaluate was asked for with float64\[5\], float64\[7\], and .*8\]: refused"),
         (lambda t: Save(1, [t.x], -1), "only what is kept here is saved here: refused"),
         (lambda t: [Store(t.x, slot) for slot in range(MOST_KEPT + 1)], f"{MOST_KEPT} values are kept here already: refused"),
-        (lambda t: Call("descend", KEY, (t.x, {"y": t.y}), None), "refused"),
+        (lambda t: Call("local_y", KEY, (t.x, {"y": t.y}), None), "refused"),
     ],
 )
 def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, message):
@@ -358,10 +358,10 @@ class Lying:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda a: wire.encode(np.zeros(9)), r"descend was answered with float64\[9\]"),
-        (lambda a: wire.encode(np.zeros(8, np.float32)), r"descend was answered with float32\[8\]"),
+        (lambda a: wire.encode(np.zeros(9)), r"local_y was answered with float64\[9\]"),
+        (lambda a: wire.encode(np.zeros(8, np.float32)), r"local_y was answered with float32\[8\]"),
         (lambda a: wire.encode(np.full(8, np.nan)), "an answer holds a value that is not finite"),
-        (lambda a: wire.encode(None), "descend was answered with nothing"),
+        (lambda a: wire.encode(None), "local_y was answered with nothing"),
         (lambda a: a[:-3], "a message"),
         (lambda a: b"\x00", "a message"),
     ],

@@ -1,8 +1,9 @@
 """The algorithms, by the name they have on the command line."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from fedbilevel.registry import Entry
+from fedbilevel.registry import NOTHING, Entry
 
 LI = "Li, Huang and Huang, NeurIPS 2023"
 HUANG = "Huang, Zhang and Ji, ICML 2023"
@@ -10,10 +11,11 @@ XIAO = "Xiao and Ji, ICML 2023"
 YANG = "Yang, Xiao and Ji, NeurIPS 2023"
 TARZANAGH = "Tarzanagh et al., ICML 2022"
 MEFBO = "anonymous, submitted to ICLR 2025"
+FEDMBO, LFEDNEST, BSGVR = ("fedmbo", "FedMBO"), ("lfednest", "LFedNest"), ("local_bsgvr", "LocalBSGVR")
 
 
-def _entry(module: str, cls: str, summary: str, paper: str, **preset: Any) -> Entry:
-    return Entry(f"fedbilevel.algorithms.{module}", cls, summary, paper, preset)
+def _entry(module: str, cls: str, summary: str, paper: str, defaults: Mapping[str, Any] = NOTHING, **preset: Any) -> Entry:
+    return Entry(f"fedbilevel.algorithms.{module}", cls, summary, paper, preset, defaults)
 
 
 ALGORITHMS = {
@@ -23,30 +25,27 @@ ALGORITHMS = {
     "fedbio-local": _entry("fedbio_local", "FedBiOLocal", "a lower level per client, Neumann hypergradients", LI),
     "distbioacc": _entry("fedbioacc_local", "FedBiOAccLocal", "FedBiOAcc-Local without local steps", LI, local_steps=1),
     "distbio": _entry("fedbio_local", "FedBiOLocal", "FedBiO-Local without local steps", LI, local_steps=1),
-    "fedmbo": _entry("fedmbo", "FedMBO", "minibatch SGD on y, parallel Neumann chains (PHE)", HUANG, local_upper=False),
-    "fbo-aggitd": _entry("fbo_aggitd", "FBOAggITD", "y and the hypergradient in one loop of rounds", XIAO),
+    "fedmbo": _entry(*FEDMBO, "minibatch SGD on y, parallel Neumann chains (PHE)", HUANG, local_upper=False),
+    "fbo-aggitd": _entry("fbo_aggitd", "FBOAggITD", "y and the hypergradient in one loop of rounds", XIAO, {"lower_rounds": 5}),
     "mefbo": _entry("mefbo", "MeFBO", "first order only; the lower level may be non-convex", MEFBO),
     "fednest": _entry(
-        "fedmbo", "FedMBO", "FedSVRG on y, one shared Neumann chain (IHGP)", TARZANAGH, estimator="ihgp", local_upper=True
-    )._replace(defaults={"lower_solver": "fedsvrg"}),
-    "lfednest": _entry("lfednest", "LFedNest", "FedNest with local hypergradients: biased", TARZANAGH, pooled=False),
+        *FEDMBO,
+        "FedSVRG on y, one shared Neumann chain (IHGP)",
+        TARZANAGH,
+        {"lower_solver": "fedsvrg"},
+        estimator="ihgp",
+        local_upper=True,
+    ),
+    "lfednest": _entry(*LFEDNEST, "FedNest with local hypergradients: biased", TARZANAGH, pooled=False),
     "simfbo": _entry("simfbo", "SimFBO", "one loop, one round per step", YANG, rescale=False),
     "shrofbo": _entry("simfbo", "SimFBO", "SimFBO for unequal numbers of local steps", YANG, rescale=True),
     "commfedbio": _entry("commfedbio", "CommFedBiO", "compressed rounds on the linear system", "Li, Pei and Huang, KDD 2022"),
     "local-bsgvr": _entry(
-        "local_bsgvr",
-        "LocalBSGVR",
-        "STORM on local hypergradients: for equal clients",
-        "Gao, 2022",
-        adaptive=False,
-        pooled=False,
+        *BSGVR, "STORM on local hypergradients: for equal clients", "Gao, 2022", adaptive=False, pooled=False
     ),
-    "adafbio": _entry(
-        "local_bsgvr", "LocalBSGVR", "Local-BSGVR with adaptive steps", "Huang, 2022", adaptive=True, pooled=False
-    ),
+    "adafbio": _entry(*BSGVR, "Local-BSGVR with adaptive steps", "Huang, 2022", adaptive=True, pooled=False),
     "stocbio": _entry(
-        "lfednest",
-        "LFedNest",
+        *LFEDNEST,
         "one client with all data: SGD, Neumann",
         "Ji, Yang and Liang, ICML 2021",
         pooled=True,
@@ -54,8 +53,7 @@ ALGORITHMS = {
         local_steps=1,
     ),
     "mrbo": _entry(
-        "local_bsgvr",
-        "LocalBSGVR",
+        *BSGVR,
         "one client with all data: STORM, Neumann",
         "Yang, Ji and Liang, NeurIPS 2021",
         pooled=True,

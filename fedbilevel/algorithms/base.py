@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 
 import jax
 from jax import Array
@@ -44,7 +44,16 @@ class Algorithm(abc.ABC):
 
     def step_sizes(self, step: int) -> dict[str, float]:
         """The numbers in force at an outer step, for messages."""
-        return {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}
+        given = {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}
+        return {**given, **self.scheduled(step)} if isinstance(self, Scheduled) else given
+
+
+class Scheduled(Algorithm):
+    """An algorithm some of whose numbers change from step to step."""
+
+    @abc.abstractmethod
+    def scheduled(self, step: int) -> dict[str, float]:
+        """Those numbers as they are at an outer step."""
 
 
 def require_algorithm(value: object) -> None:
@@ -58,7 +67,7 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def algorithm(cls: Class) -> Class:
-    """Make a class of hyperparameters an algorithm: frozen, and a pytree whose leaves are its real numbers.
+    """Make a class of hyperparameters an algorithm: final, frozen, and a pytree whose leaves are its real numbers.
 
     So one compiled program serves all step sizes, and a grid of them can be vmapped.
     """
@@ -77,4 +86,4 @@ def algorithm(cls: Class) -> Class:
         return instance
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-    return cls
+    return final(cls)

@@ -42,24 +42,24 @@ class CommFedBiO(DoubleLoop):
     one_in: int = count(4, "a client sends one in this many entries")
 
     @at_client
-    def begin(self, client: Client, u: Array) -> Array:
+    def first_residual(self, client: Client, u: Array) -> Array:
         """Nothing is left out yet."""
         return u
 
     @at_client
-    def compress(self, client: Client, x: Array, y: Array, u: Array, residual: Array) -> tuple[Sparse, Array]:
+    def compressed_gradient(self, client: Client, x: Array, y: Array, u: Array, residual: Array) -> tuple[Sparse, Array]:
         """C_m and the new e_m; they stay here."""
         gradient = client.problem.gyy(x, y, client.batch(0), u) - client.problem.fy(x, y, client.batch(1))
         return compressed(client.weight * gradient, residual, self.one_in)
 
     @at_client
-    def send(self, client: Client, result: tuple[Sparse, Array]) -> Sparse:
-        """C_m"""
+    def shared(self, client: Client, result: tuple[Sparse, Array]) -> Sparse:
+        """C_m, the part of them that is sent."""
         return result[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         u = jnp.zeros_like(y)
-        return State(x, y, u, clients.everyone().map(self.begin, u))
+        return State(x, y, u, clients.everyone().map(self.first_residual, u))
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         x, y, u, residual = state
@@ -68,12 +68,12 @@ class CommFedBiO(DoubleLoop):
         def system_round(_: Any, carry: tuple[Array, PerClient]) -> tuple[Array, PerClient]:
             u, residual = carry
             S = clients.draw()
-            result = S.map(self.compress, x, y, u, S.take(residual))
-            entries = S.gather(self.send, result)
+            result = S.map(self.compressed_gradient, x, y, u, S.take(residual))
+            entries = S.gather(self.shared, result)
             return u - self.tau * entries.dense(u.size) / S.active.sum(), S.put(residual, result[1])
 
         u, residual = clients.loop(self.system_rounds, system_round, (u, residual))
-        return State(x - self.alpha * clients.draw().mean(self.assemble, x, y, u), y, u, residual)
+        return State(x - self.alpha * clients.draw().mean(self.hypergradient_part, x, y, u), y, u, residual)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + self.system_rounds + 1

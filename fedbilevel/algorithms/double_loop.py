@@ -14,6 +14,7 @@ Upper round (FedNest's FedOut, FBO-AggITD's Algorithm 4), given the hypergradien
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from jax import Array
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.algorithms.estimators import corrected_descent
 from fedbilevel.core.clients import Client, Clients, Cohort, at_client, iterate
-from fedbilevel.settings import choice, count, step_size
+from fedbilevel.settings import count, step_size
 
 LOWER_ROUNDS = {"sgd": 1, "fedavg": 1, "fedsvrg": 2}
 
@@ -33,9 +34,13 @@ class DoubleLoop(Algorithm):
 
     alpha: float = step_size(0.1, "α, step on x")
     beta: float = step_size(0.5, "β, step on y")
-    lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS)
-    lower_rounds: int = count(5, "T, applications of the lower solver in a step")
+    lower_rounds: int = count(5, "T (FBO-AggITD's N), applications of the lower solver in a step")
     local_steps: int = count(1, "τ, local steps of fedavg, of fedsvrg and of a local upper round")
+
+    @property
+    @abc.abstractmethod
+    def lower_solver(self) -> str:
+        """One of `LOWER_ROUNDS`: a hyperparameter of every such algorithm, each with its own default."""
 
     @at_client
     def lower_gradient(self, client: Client, x: Array, y: Array) -> Array:
@@ -43,12 +48,12 @@ class DoubleLoop(Algorithm):
         return client.problem.gy(x, y, client.batch())
 
     @at_client
-    def descend(self, client: Client, x: Array, y: Array) -> Array:
+    def local_y(self, client: Client, x: Array, y: Array) -> Array:
         """y_m after τ plain local steps."""
         return iterate(self.local_steps, lambda k, y: y - self.beta * client.problem.gy(x, y, client.batch(k)), y)
 
     @at_client
-    def descend_corrected(self, client: Client, x: Array, y: Array, q: Array) -> Array:
+    def corrected_y(self, client: Client, x: Array, y: Array, q: Array) -> Array:
         """y_m after τ corrected local steps."""
 
         def gradient(v: Array, k: Any) -> Array:
@@ -57,13 +62,13 @@ class DoubleLoop(Algorithm):
         return corrected_descent(gradient, y, q, self.beta, self.local_steps)
 
     @at_client
-    def assemble(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+    def hypergradient_part(self, client: Client, x: Array, y: Array, p: Array) -> Array:
         """∇_x f_m - ∇²_xy g_m p, a client's part of the hypergradient where p estimates [∇²_yy g]⁻¹ ∇_y f"""
         batch = client.batch()
         return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
 
     @at_client
-    def descend_upper(self, client: Client, x: Array, y: Array, h: Array) -> Array:
+    def corrected_x(self, client: Client, x: Array, y: Array, h: Array) -> Array:
         """x_m after τ corrected local steps."""
 
         def gradient(v: Array, k: Any) -> Array:
@@ -77,9 +82,9 @@ class DoubleLoop(Algorithm):
             case "sgd":
                 return y - self.beta * S.mean(self.lower_gradient, x, y)
             case "fedavg":
-                return S.mean(self.descend, x, y)
+                return S.mean(self.local_y, x, y)
             case _:
-                return S.mean(self.descend_corrected, x, y, S.mean(self.lower_gradient, x, y))
+                return S.mean(self.corrected_y, x, y, S.mean(self.lower_gradient, x, y))
 
     def solve_lower(self, x: Array, y: Array, clients: Clients) -> Array:
         """T applications of the lower solver."""

@@ -10,15 +10,20 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.clients import Client, iterate
-from fedbilevel.core.problem import Tree
+from fedbilevel.core.problem import Pair, Tree
 
 
-def storm(at_new: Tree, momentum: Tree, at_old: Tree, keep: Array) -> Tree:
-    """D(new; B) + keep · (momentum - D(old; B)), both D on the same minibatch B.
+def storm(at_new: Tree, momentum: Tree, at_old: Tree, keep: Tree) -> Tree:
+    """D(new; B) + keep · (momentum - D(old; B)), both D on the same minibatch B, and `keep` a number for each part of them.
 
     Cutkosky and Orabona, Momentum-based variance reduction in non-convex SGD, 2019.
     """
-    return jax.tree.map(lambda new, m, old: new + keep * (m - old), at_new, momentum, at_old)
+    return jax.tree.map(lambda new, m, old, k: new + k * (m - old), at_new, momentum, at_old, keep)
+
+
+def storm_alpha(delta: float, offset: float, t: Array | int) -> Array:
+    """α_t = δ / (u₀ + t)^⅓, by which steps along `storm` momenta decrease."""
+    return jnp.asarray(delta / (offset + t) ** (1 / 3))
 
 
 def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | float, terms: int) -> Array:
@@ -49,6 +54,17 @@ def neumann_hypergradient(
 
     u = neumann(hessian, problem.fy(x, y, client.batch(first, times)), step, terms)
     return problem.fx(x, y, direct) - problem.gxy(x, y, direct, u)
+
+
+def local_direction(client: Client, z: Pair, step: Array | float, order: int, k: Any, times: int = 1) -> Pair:
+    """(Φ, ∇_y g) at z, with Φ the client's own hypergradient by a Neumann series of `order` + 1 terms.
+
+    Every derivative has a minibatch of its own, of the k-th set of them in this call, `times` as large as usual.
+    """
+    terms = order + 1
+    first = k * (terms + 2)
+    hypergradient = neumann_hypergradient(client, *z, step, terms, first + 1, times)
+    return Pair(hypergradient, client.problem.gy(*z, client.batch(first, times)))
 
 
 def corrected_descent(gradient: Callable[[Array, Any], Array], start: Array, direction: Array, step: Any, steps: int) -> Array:

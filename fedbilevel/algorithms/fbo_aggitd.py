@@ -25,35 +25,32 @@ from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, Cohort, at_client
 from fedbilevel.core.problem import Pair
-from fedbilevel.settings import choice, count, step_size
-
-SOURCE = "the paper's experiments"
+from fedbilevel.settings import choice, step_size
 
 
 @algorithm
 class FBOAggITD(DoubleLoop):
     """Aggregated iterative differentiation: the hypergradient estimate rides along with the rounds on y."""
 
-    lower_solver: str = choice("fedsvrg", "how y moves within a round", LOWER_ROUNDS, source=SOURCE)
-    lower_rounds: int = count(5, "N, lower rounds in a step", source=SOURCE)
+    lower_solver: str = choice("fedsvrg", "how y moves within a round", LOWER_ROUNDS, source="the paper's experiments")
     neumann_step: float = step_size(0.5, "λ, step of the Neumann series")
 
     @at_client
-    def contribute(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> Array:
+    def local_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> Array:
         """z_m: ∇_y f_m at t = Q, and z - λ ∇²_yy g_m z after that."""
         batch = client.batch(self.local_steps)
         contracted = z - self.neumann_step * client.problem.gyy(x, y, batch, z)
         return jnp.where(first, client.problem.fy(x, y, batch), contracted)
 
     @at_client
-    def differentiate(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+    def lower_gradient_and_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
         """q_m and z_m, sent together."""
-        return self.lower_gradient(client, x, y), self.contribute(client, x, y, z, first)
+        return self.lower_gradient(client, x, y), self.local_z(client, x, y, z, first)
 
     @at_client
-    def descend_and_differentiate(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+    def local_y_and_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
         """y_m after τ plain local steps and z_m, sent together."""
-        return self.descend(client, x, y), self.contribute(client, x, y, z, first)
+        return self.local_y(client, x, y), self.local_z(client, x, y, z, first)
 
     def aggregate(self, x: Array, y: Array, clients: Clients, S: Cohort, key: Array) -> tuple[Array, Array]:
         """AggITD, Algorithm 1: the hypergradient estimate and y^N."""
@@ -66,14 +63,14 @@ class FBOAggITD(DoubleLoop):
         def from_Q_on(k: Any, yz: tuple[Array, Array]) -> tuple[Array, Array]:
             y, z = yz
             if self.lower_solver == "fedavg":
-                return S.mean(self.descend_and_differentiate, x, y, z, k == 0)
-            q, z = S.mean(self.differentiate, x, y, z, k == 0)
-            return y - self.beta * q if self.lower_solver == "sgd" else S.mean(self.descend_corrected, x, y, q), z
+                return S.mean(self.local_y_and_z, x, y, z, k == 0)
+            q, z = S.mean(self.lower_gradient_and_z, x, y, z, k == 0)
+            return y - self.beta * q if self.lower_solver == "sgd" else S.mean(self.corrected_y, x, y, q), z
 
         y = clients.loop(Q, before, y)
         y, z = clients.loop(N - Q, from_Q_on, (y, jnp.zeros_like(y)))
-        z = S.mean(self.contribute, x, y, z, N == Q)
-        return S.mean(self.assemble, x, y, self.neumann_step * (N + 1) * z), y
+        z = S.mean(self.local_z, x, y, z, N == Q)
+        return S.mean(self.hypergradient_part, x, y, self.neumann_step * (N + 1) * z), y
 
     def init(self, x: Array, y: Array, clients: Clients) -> Pair:
         return Pair(x, y)
@@ -81,7 +78,7 @@ class FBOAggITD(DoubleLoop):
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
         S = clients.draw()
         h, y = self.aggregate(*state, clients, S, key)
-        return Pair(S.mean(self.descend_upper, state.x, y, h), y)
+        return Pair(S.mean(self.corrected_x, state.x, y, h), y)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + 3

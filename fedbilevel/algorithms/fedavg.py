@@ -28,8 +28,8 @@ class FedAvg(Algorithm):
     local_steps: int = count(5, "I, local steps between two averagings")
 
     @at_client
-    def descend(self, client: Client, x: Array, y: Array) -> Array:
-        """The client's y after its local steps."""
+    def local_y(self, client: Client, x: Array, y: Array) -> Array:
+        """y_m after I local steps."""
 
         def local_step(k: Any, y: Array) -> Array:
             return y - self.gamma * client.problem.gy(x, y, client.batch(k))
@@ -40,7 +40,7 @@ class FedAvg(Algorithm):
         return Pair(x, y)
 
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
-        return Pair(state.x, clients.draw().mean(self.descend, state.x, state.y))
+        return Pair(state.x, clients.draw().mean(self.local_y, state.x, state.y))
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

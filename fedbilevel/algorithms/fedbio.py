@@ -33,7 +33,7 @@ class FedBiO(Algorithm):
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 
     @at_client
-    def descend(self, client: Client, z: Point) -> Point:
+    def local_point(self, client: Client, z: Point) -> Point:
         """The client's point after its local steps."""
 
         def local_step(k: Any, z: Point) -> Point:
@@ -46,7 +46,7 @@ class FedBiO(Algorithm):
         return Point(x, y, jnp.zeros_like(y))
 
     def step(self, z: Point, clients: Clients, key: Array) -> Point:
-        return clients.draw().mean(self.descend, z)
+        return clients.draw().mean(self.local_point, z)
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

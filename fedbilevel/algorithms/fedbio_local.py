@@ -18,8 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.local_direction import LocalDirection
+from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.estimators import local_direction
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
 from fedbilevel.settings import count, step_size
@@ -33,26 +33,28 @@ class State(NamedTuple):
 
 
 @algorithm
-class FedBiOLocal(LocalDirection):
+class FedBiOLocal(Algorithm):
     """FedBiO for local lower levels: local steps, Neumann hypergradients, x averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")
+    tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
+    neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
     local_steps: int = count(5, "I, local steps between two averagings")
 
     @at_client
-    def begin(self, client: Client, y: Array) -> Array:
+    def own_y(self, client: Client, y: Array) -> Array:
         """The client's first y, which stays here."""
         return y
 
     @at_client
-    def descend(self, client: Client, x: Array, y: Array) -> Pair:
+    def local_point(self, client: Client, x: Array, y: Array) -> Pair:
         """The client's x and y after its local steps; they stay here."""
 
         def local_step(k: Any, z: Pair) -> Pair:
-            d = self.direction(client, z, k)
+            d = local_direction(client, z, self.tau, self.neumann_order, k)
             return Pair(z.x - self.eta * d.x, z.y - self.gamma * d.y)
 
         return iterate(self.local_steps, local_step, Pair(x, y))
@@ -63,11 +65,11 @@ class FedBiOLocal(LocalDirection):
         return xy.x
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
-        return State(x, clients.everyone().map(self.begin, y))
+        return State(x, clients.everyone().map(self.own_y, y))
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         S = clients.draw()
-        xy = S.map(self.descend, state.x, S.take(state.y))
+        xy = S.map(self.local_point, state.x, S.take(state.y))
         return State(S.mean(self.shared, xy), S.put(state.y, xy[1]))
 
     def rounds(self, key: Array, size: int) -> int:

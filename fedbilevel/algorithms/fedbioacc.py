@@ -8,49 +8,115 @@ The point is z = (x, y, u), the momentum d = (ν, ω, q), and with α_t = δ / (
     z⁺ = P_r(z - (η, γ, τ) α_t d),                              averaged over the clients if I divides t;
     d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),                 likewise,
 
-D of `Problem.direction` on five independent minibatches. (The sentence below the paper's Eq. (6) exchanges the
-names of ω and ν; Eq. (7) is right.) The first momenta are averaged, which the paper's line 2 does not say. The paper
-counts the two averagings as one round; they are two round trips.
+z the client's own point before the averaging, and D of `Problem.direction` on five independent minibatches B, the same
+at both points. (The sentence below the paper's Eq. (6) exchanges the names of ω and ν; Eq. (7) is right.) The first
+momenta are averaged, which the paper's line 2 does not say. The paper counts the two averagings as one round; they are
+two round trips.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.storm import AveragedStorm
-from fedbilevel.core.clients import Client
-from fedbilevel.core.problem import Point, Tree
-from fedbilevel.settings import flag, step_size
+from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.estimators import storm, storm_alpha
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.problem import Point
+from fedbilevel.settings import count, flag, step_size
+
+
+class State(NamedTuple):
+    """The averaged point, its momentum, and the iteration to come."""
+
+    x: Array
+    y: Array
+    u: Array
+    nu: Array
+    omega: Array
+    q: Array
+    t: Array
 
 
 @algorithm
-class FedBiOAcc(AveragedStorm):
+class FedBiOAcc(Scheduled):
     """Local steps on x, y and u with STORM momenta, averaged every I steps."""
+
+    rounds_to_start: ClassVar[int] = 1
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
     tau: float = step_size(1.0, "τ, step on u, times α_t")
+    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
+    offset: float = step_size(8.0, "u₀, in α_t")
     c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
     c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
     c_u: float = step_size(1.0, "c_u, forgetting of u's momentum")
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    local_steps: int = count(5, "I, local steps between two averagings", source="the paper's data cleaning")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 
-    def start(self, x: Array, y: Array) -> Point:
-        return Point(x, y, jnp.zeros_like(y))
-
     def direction(self, client: Client, z: Point, k: Any, times: int = 1) -> Point:
+        """D at z on the k-th minibatches of this call, `times` as large as usual."""
         return client.problem.direction(z, client.five_batches(k, times, self.share_batch))
 
-    def moved(self, z: Point, d: Point, alpha: Array, scaling: Tree) -> Point:
+    def moved(self, z: Point, d: Point, t: Array) -> Point:
+        """z⁺ of iteration t, Eq. (8)"""
+        alpha = storm_alpha(self.delta, self.offset, t)
         return z.moved(d, self.eta * alpha, self.gamma * alpha, self.tau * alpha, self.radius)
 
-    def forgetting(self) -> tuple[float, ...]:
-        return self.c_nu, self.c_omega, self.c_u
+    def refreshed(self, client: Client, d: Point, old: Point, new: Point, t: Array, k: Any) -> Point:
+        """d⁺ of iteration t, Eq. (7)"""
+        alpha = storm_alpha(self.delta, self.offset, t)
+        keep = Point(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2, 1 - self.c_u * alpha**2)
+        return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
-    def rescaled(self, scaling: Tree, d: Point) -> Tree:
-        return ()
+    @at_client
+    def first_momentum(self, client: Client, z: Point) -> Point:
+        """The first d, from minibatches I times the usual."""
+        return self.direction(client, z, 0, self.local_steps)
+
+    @at_client
+    def local_iterates(self, client: Client, z: Point, d: Point, t: Array) -> tuple[Point, Point]:
+        """z and d after I - 1 iterations; they stay here."""
+
+        def local_step(k: Any, zd: tuple[Point, Point]) -> tuple[Point, Point]:
+            z, d = zd
+            new = self.moved(z, d, t + k)
+            return new, self.refreshed(client, d, z, new, t + k, k)
+
+        return iterate(self.local_steps - 1, local_step, (z, d))
+
+    @at_client
+    def last_point(self, client: Client, zd: tuple[Point, Point], t: Array) -> Point:
+        """z of the I-th iteration."""
+        return self.moved(*zd, t)
+
+    @at_client
+    def last_momentum(self, client: Client, zd: tuple[Point, Point], new: Point, t: Array) -> Point:
+        """d of the I-th iteration, at the averaged point."""
+        z, d = zd
+        return self.refreshed(client, d, z, new, t, 0)
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        z = Point(x, y, jnp.zeros_like(y))
+        d = clients.draw().mean(self.first_momentum, z)
+        return State(x, y, z.u, d.x, d.y, d.u, jnp.int32(1))
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        x, y, u, nu, omega, q, t = state
+        z, d = Point(x, y, u), Point(nu, omega, q)
+        last = t + self.local_steps - 1
+        S = clients.draw()
+        zd = S.map(self.local_iterates, z, d, t)
+        z = S.mean(self.last_point, zd, last)
+        d = S.mean(self.last_momentum, zd, z, last)
+        return State(z.x, z.y, z.u, d.x, d.y, d.u, last + 1)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 2
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

@@ -19,12 +19,11 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.local_direction import LocalDirection
-from fedbilevel.algorithms.storm import Storm
+from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
-from fedbilevel.settings import step_size
+from fedbilevel.settings import count, step_size
 
 
 class State(NamedTuple):
@@ -44,7 +43,7 @@ Iterates = tuple[Pair, Pair]  # the point (x, y) and its momentum (ν, ω)
 
 
 @algorithm
-class FedBiOAccLocal(LocalDirection, Storm):
+class FedBiOAccLocal(Scheduled):
     """FedBiOAcc for local lower levels: STORM momenta, Neumann hypergradients, x and its momentum averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
@@ -52,67 +51,82 @@ class FedBiOAccLocal(LocalDirection, Storm):
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
+    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
+    offset: float = step_size(8.0, "u₀, in α_t")
     c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
     c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
+    tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
+    neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
+    local_steps: int = count(5, "I, local steps between two averagings")
+
+    def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:
+        """(Φ_m, ∇_y g_m) at z on the k-th minibatches of this call, `times` as large as usual."""
+        return local_direction(client, z, self.tau, self.neumann_order, k, times)
 
     def moved(self, z: Pair, d: Pair, t: Array) -> Pair:
-        """The point after the step of iteration t."""
-        a = self.alpha(t)
-        return Pair(z.x - self.eta * a * d.x, z.y - self.gamma * a * d.y)
+        """x⁺ and y⁺ of iteration t"""
+        alpha = storm_alpha(self.delta, self.offset, t)
+        return Pair(z.x - self.eta * alpha * d.x, z.y - self.gamma * alpha * d.y)
 
-    def forgetting(self) -> tuple[float, ...]:
-        return self.c_nu, self.c_omega
+    def refreshed(self, client: Client, d: Pair, old: Pair, new: Pair, t: Array, k: Any) -> Pair:
+        """ν⁺ and ω⁺ of iteration t"""
+        alpha = storm_alpha(self.delta, self.offset, t)
+        keep = Pair(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2)
+        return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
     @at_client
-    def begin(self, client: Client, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        """The first ν and (y, ω), from minibatches I times the usual."""
+    def first_nu_and_own(self, client: Client, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
+        """The first ν and (y, ω), from minibatches I times the usual; they stay here."""
         d = self.direction(client, Pair(x, y), 0, self.local_steps)
         return d.x, (y, d.y)
 
     @at_client
-    def iterate(self, client: Client, x: Array, nu: Array, own: tuple[Array, Array], t: Array) -> Iterates:
-        """I - 1 iterations; their result stays here."""
+    def local_iterates(self, client: Client, x: Array, nu: Array, own: tuple[Array, Array], t: Array) -> Iterates:
+        """The point and its momentum after I - 1 iterations; they stay here."""
 
         def local_step(k: Any, zd: Iterates) -> Iterates:
             z, d = zd
             new = self.moved(z, d, t + k)
-            return new, self.correct(client, d, z, new, t + k, k)
+            return new, self.refreshed(client, d, z, new, t + k, k)
 
         y, omega = own
         return iterate(self.local_steps - 1, local_step, (Pair(x, y), Pair(nu, omega)))
 
     @at_client
-    def arrive(self, client: Client, zd: Iterates, t: Array) -> Array:
+    def last_x(self, client: Client, zd: Iterates, t: Array) -> Array:
         """x of the I-th iteration."""
         return self.moved(*zd, t).x
 
     @at_client
-    def refresh(self, client: Client, zd: Iterates, x: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
-        """ν and (y, ω) of the I-th iteration, at the averaged x."""
+    def last_nu_and_own(self, client: Client, zd: Iterates, x: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
+        """ν and (y, ω) of the I-th iteration, at the averaged x; they stay here."""
         z, d = zd
         new = Pair(x, self.moved(z, d, t).y)
-        d = self.correct(client, d, z, new, t, 0)
+        d = self.refreshed(client, d, z, new, t, 0)
         return d.x, (new.y, d.y)
 
     @at_client
-    def momentum(self, client: Client, result: tuple[Array, tuple[Array, Array]]) -> Array:
-        """The part that is averaged."""
+    def shared(self, client: Client, result: tuple[Array, tuple[Array, Array]]) -> Array:
+        """ν, the part of them that is averaged."""
         return result[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         everyone = clients.everyone()
-        result = everyone.map(self.begin, x, y)
-        return State(x, everyone.mean(self.momentum, result), result[1], jnp.int32(1))
+        result = everyone.map(self.first_nu_and_own, x, y)
+        return State(x, everyone.mean(self.shared, result), result[1], jnp.int32(1))
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         x, nu, own, t = state
         last = t + self.local_steps - 1
         S = clients.draw()
-        zd = S.map(self.iterate, x, nu, S.take(own), t)
-        x = S.mean(self.arrive, zd, last)
-        result = S.map(self.refresh, zd, x, last)
-        nu = S.mean(self.momentum, result)
+        zd = S.map(self.local_iterates, x, nu, S.take(own), t)
+        x = S.mean(self.last_x, zd, last)
+        result = S.map(self.last_nu_and_own, zd, x, last)
+        nu = S.mean(self.shared, result)
         return State(x, nu, S.put(own, result[1]), last + 1)
 
     def rounds(self, key: Array, size: int) -> int:
         return 2
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

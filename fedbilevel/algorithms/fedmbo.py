@@ -29,7 +29,7 @@ import jax
 from jax import Array
 
 from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.double_loop import DoubleLoop
+from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, at_client
 from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, count, flag, step_size
@@ -39,24 +39,27 @@ from fedbilevel.settings import choice, count, flag, step_size
 class FedMBO(DoubleLoop):
     """A lower solver, then a Neumann estimate of the hypergradient in rounds of its own, then a step on x."""
 
-    estimator: str = choice("phe", "of the hypergradient: n chains, or one that all share", ("phe", "ihgp"))
+    lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS, source="the paper's Algorithm 1")
+    estimator: str = choice(
+        "phe", "of the hypergradient: n chains, or one that all share", ("phe", "ihgp"), source="the paper's Algorithm 2"
+    )
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     local_upper: bool = flag(False, "move x in τ corrected local steps, for one round more")
 
     @at_client
-    def begin(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
+    def chain_start(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
         """p_i and d_i of PHE"""
         p = self.neumann_terms / self.smoothness * client.problem.fy(x, y, client.batch(0))
         return client.weight * p, client.weight * client.problem.fx(x, y, client.batch(1))
 
     @at_client
-    def contract(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+    def contracted(self, client: Client, x: Array, y: Array, p: Array) -> Array:
         """A factor of a chain of PHE: p_i - M w_m ∇²_yy g_m p_i / ℓ"""
         return p - client.weight * client.problem.gyy(x, y, client.batch(), p) / self.smoothness
 
     @at_client
-    def cross(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+    def mixed_product(self, client: Client, x: Array, y: Array, p: Array) -> Array:
         """∇²_xy g_m p_i"""
         return client.problem.gxy(x, y, client.batch(), p)
 
@@ -66,7 +69,7 @@ class FedMBO(DoubleLoop):
         return client.problem.fy(x, y, client.batch())
 
     @at_client
-    def hessian(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+    def hessian_product(self, client: Client, x: Array, y: Array, p: Array) -> Array:
         """∇²_yy g_m p"""
         return client.problem.gyy(x, y, client.batch(), p)
 
@@ -77,25 +80,25 @@ class FedMBO(DoubleLoop):
     def phe(self, x: Array, y: Array, clients: Clients, lengths: Array) -> Array:
         """FedMBO's Algorithm 2"""
         first = clients.draw()
-        p, d = first.gather(self.begin, x, y)
+        p, d = first.gather(self.chain_start, x, y)
 
         def neumann_round(k: Any, p: Array) -> Array:
             S = clients.draw(active=first.active & (k < lengths))
-            return S.gather(self.contract, x, y, S.scatter(p), otherwise=p)
+            return S.gather(self.contracted, x, y, S.scatter(p), otherwise=p)
 
         p = clients.loop(lengths.max(), neumann_round, p)
         S = clients.draw(active=first.active)
-        return d.sum(0) / first.active.sum() - S.unbiased_mean(self.cross, x, y, S.scatter(p))
+        return d.sum(0) / first.active.sum() - S.unbiased_mean(self.mixed_product, x, y, S.scatter(p))
 
     def ihgp(self, x: Array, y: Array, clients: Clients, lengths: Array) -> Array:
         """FedNest's FedIHGP"""
         p = self.neumann_terms / self.smoothness * clients.draw().mean(self.upper_gradient, x, y)
 
         def neumann_round(_: Any, p: Array) -> Array:
-            return p - clients.draw().mean(self.hessian, x, y, p) / self.smoothness
+            return p - clients.draw().mean(self.hessian_product, x, y, p) / self.smoothness
 
         p = clients.loop(lengths.max(), neumann_round, p)
-        return clients.draw().mean(self.assemble, x, y, p)
+        return clients.draw().mean(self.hypergradient_part, x, y, p)
 
     def hypergradient(self, x: Array, y: Array, clients: Clients, key: Array) -> Array:
         """h, by the chosen estimator"""
@@ -109,7 +112,7 @@ class FedMBO(DoubleLoop):
         x, y = state
         y = self.solve_lower(x, y, clients)
         h = self.hypergradient(x, y, clients, key)
-        x = clients.draw().mean(self.descend_upper, x, y, h) if self.local_upper else x - self.alpha * h
+        x = clients.draw().mean(self.corrected_x, x, y, h) if self.local_upper else x - self.alpha * h
         return Pair(x, y)
 
     def rounds(self, key: Array, size: int) -> Array:

@@ -36,8 +36,8 @@ class LFedNest(DoubleLoop):
     pooled: bool = flag(False, "one client holds all rows, each of which counts the same: StocBiO")
 
     @at_client
-    def descend_alone(self, client: Client, x: Array, y: Array) -> Array:
-        """x_m after τ local steps."""
+    def local_x(self, client: Client, x: Array, y: Array) -> Array:
+        """x_m after τ local steps along its own hypergradient."""
 
         def local_step(k: Any, x: Array) -> Array:
             first = k * (self.neumann_terms + 1)
@@ -51,7 +51,7 @@ class LFedNest(DoubleLoop):
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
         x, y = state
         y = self.solve_lower(x, y, clients)
-        return Pair(clients.draw().mean(self.descend_alone, x, y), y)
+        return Pair(clients.draw().mean(self.local_x, x, y), y)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + 1

@@ -2,8 +2,11 @@
 
 H. Gao, On the Convergence of Momentum-Based Algorithms for Federated Stochastic Bilevel Optimization Problems,
 2022; and with `adaptive` F. Huang, Fast Adaptive Federated Bilevel Optimization, 2022. The point is z = (x, y), the
-momentum d = (ν, ω), and D = (Φ_m, ∇_y g_m) with Φ_m the Neumann hypergradient of client m alone; x, y and both
-momenta are averaged every I iterations.
+momentum d = (ν, ω), and D = (Φ_m, ∇_y g_m) with Φ_m the Neumann hypergradient of client m alone. Iteration t is
+
+    z⁺ = z - (η, γ) α_t d,    d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),    α_t = δ / (u₀ + t)^⅓,
+
+and x, y and both momenta are averaged every I iterations.
 
 Meant for homogeneous clients: the average of the Φ_m is not the hypergradient of the average, so where the clients'
 lower levels differ it converges to a wrong point.
@@ -17,42 +20,115 @@ client that holds all data, with I = 1.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, NamedTuple
+
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
-from fedbilevel.algorithms.local_direction import LocalDirection
-from fedbilevel.algorithms.storm import AveragedStorm
+from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Pair, Tree
-from fedbilevel.settings import flag, real, step_size
+from fedbilevel.settings import count, flag, real, step_size
+
+
+class State(NamedTuple):
+    """The averaged point and its momentum, a and b if adaptive, and the iteration to come."""
+
+    x: Array
+    y: Array
+    nu: Array
+    omega: Array
+    scaling: Tree
+    t: Array
 
 
 @algorithm
-class LocalBSGVR(LocalDirection, AveragedStorm):
+class LocalBSGVR(Scheduled):
     """STORM momenta on y and on the clients' own hypergradients, all averaged every I steps."""
+
+    rounds_to_start: ClassVar[int] = 1
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
+    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
+    offset: float = step_size(8.0, "u₀, in α_t")
     c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
     c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
+    tau: float = step_size(0.5, "τ, step of the Neumann series")
+    neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
+    local_steps: int = count(5, "I, local steps between two averagings")
     adaptive: bool = flag(False, "scale the steps by the momenta's size: AdaFBiO")
     memory: float = real(0.9, "k, memory of the scaling, if adaptive", least=0, most=1)
     floor: float = step_size(0.1, "ρ, added to the scaling, if adaptive")
     pooled: bool = flag(False, "one client holds all rows, each of which counts the same: MRBO")
 
-    def start(self, x: Array, y: Array) -> Pair:
-        return Pair(x, y)
+    def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:
+        """D at z on the k-th minibatches of this call, `times` as large as usual."""
+        return local_direction(client, z, self.tau, self.neumann_order, k, times)
 
-    def moved(self, z: Pair, d: Pair, alpha: Array, scaling: Tree) -> Pair:
+    def moved(self, z: Pair, d: Pair, scaling: Tree, t: Array) -> Pair:
+        """z⁺ of iteration t"""
+        alpha = storm_alpha(self.delta, self.offset, t)
         x_scale, y_scale = (jnp.sqrt(scaling.x) + self.floor, scaling.y + self.floor) if self.adaptive else (1.0, 1.0)
         return Pair(z.x - self.eta * alpha * d.x / x_scale, z.y - self.gamma * alpha * d.y / y_scale)
 
-    def forgetting(self) -> tuple[float, ...]:
-        return self.c_nu, self.c_omega
+    def refreshed(self, client: Client, d: Pair, old: Pair, new: Pair, t: Array, k: Any) -> Pair:
+        """d⁺ of iteration t"""
+        alpha = storm_alpha(self.delta, self.offset, t)
+        keep = Pair(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2)
+        return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
-    def rescaled(self, scaling: Tree, d: Pair) -> Tree:
+    def rescaled(self, d: Pair, a: Array | float = 0.0, b: Array | float = 0.0) -> Tree:
+        """a and b after the averaged momentum d; nothing if not adaptive."""
         if not self.adaptive:
             return ()
-        a, b = (0.0, 0.0) if scaling is None else scaling
         k = self.memory
         return Pair(k * a + (1 - k) * d.x**2, k * b + (1 - k) * jnp.linalg.norm(d.y))
+
+    @at_client
+    def first_momentum(self, client: Client, z: Pair) -> Pair:
+        """The first d, from minibatches I times the usual."""
+        return self.direction(client, z, 0, self.local_steps)
+
+    @at_client
+    def local_iterates(self, client: Client, z: Pair, d: Pair, scaling: Tree, t: Array) -> tuple[Pair, Pair]:
+        """z and d after I - 1 iterations; they stay here."""
+
+        def local_step(k: Any, zd: tuple[Pair, Pair]) -> tuple[Pair, Pair]:
+            z, d = zd
+            new = self.moved(z, d, scaling, t + k)
+            return new, self.refreshed(client, d, z, new, t + k, k)
+
+        return iterate(self.local_steps - 1, local_step, (z, d))
+
+    @at_client
+    def last_point(self, client: Client, zd: tuple[Pair, Pair], scaling: Tree, t: Array) -> Pair:
+        """z of the I-th iteration."""
+        return self.moved(*zd, scaling, t)
+
+    @at_client
+    def last_momentum(self, client: Client, zd: tuple[Pair, Pair], new: Pair, t: Array) -> Pair:
+        """d of the I-th iteration, at the averaged point."""
+        z, d = zd
+        return self.refreshed(client, d, z, new, t, 0)
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        d = clients.draw().mean(self.first_momentum, Pair(x, y))
+        return State(x, y, d.x, d.y, self.rescaled(d), jnp.int32(1))
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        x, y, nu, omega, scaling, t = state
+        z, d = Pair(x, y), Pair(nu, omega)
+        last = t + self.local_steps - 1
+        S = clients.draw()
+        zd = S.map(self.local_iterates, z, d, scaling, t)
+        z = S.mean(self.last_point, zd, scaling, last)
+        d = S.mean(self.last_momentum, zd, z, last)
+        return State(z.x, z.y, d.x, d.y, self.rescaled(d, *scaling), last + 1)
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 2
+
+    def scheduled(self, step: int) -> dict[str, float]:
+        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

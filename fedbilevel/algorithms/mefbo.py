@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import Scheduled, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Batch, Problem
 from fedbilevel.settings import choice, count, real, step_size
@@ -62,7 +62,7 @@ class State(NamedTuple):
 
 
 @algorithm
-class MeFBO(Algorithm):
+class MeFBO(Scheduled):
     """Simultaneous local steps on the Moreau-envelope penalty problem in x, y and θ, one aggregation per step."""
 
     constrained: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class MeFBO(Algorithm):
         )
 
     @at_client
-    def descend(self, client: Client, z: Triple, t: Array) -> Triple:
+    def mean_direction(self, client: Client, z: Triple, t: Array) -> Triple:
         """The mean of the client's local directions, Eq. (8) and (10)."""
         c, eta = self.penalty_at(t), self.client_steps(t)
 
@@ -125,7 +125,7 @@ class MeFBO(Algorithm):
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = Triple(*state[:3]), state.t
-        h = clients.draw().unbiased_mean(self.descend, z, t)
+        h = clients.draw().unbiased_mean(self.mean_direction, z, t)
         x, y, theta = z.moved(h, self.server_steps(t))
         X, Y = clients.sets
         return State(X.project(x), Y.project(y), Y.project(theta), t + 1)
@@ -133,11 +133,10 @@ class MeFBO(Algorithm):
     def rounds(self, key: Array, size: int) -> int:
         return 1
 
-    def step_sizes(self, step: int) -> dict[str, float]:
+    def scheduled(self, step: int) -> dict[str, float]:
         eta, server = self.client_steps(step), self.server_steps(step)
         return {
             **{f"eta_{name}": float(value) for name, value in eta._asdict().items()},
             **{f"lambda_{name}": float(value) for name, value in server._asdict().items()},
             "c_t": float(self.penalty_at(step)),
-            "proximal": self.proximal,
         }

@@ -48,7 +48,7 @@ class SimFBO(Algorithm):
         return self.local_steps + (client.number % (self.spread + 1) if self.spread else 0)
 
     @at_client
-    def descend(self, client: Client, z: Point) -> Point:
+    def direction_sum(self, client: Client, z: Point) -> Point:
         """The sum of the client's local directions."""
 
         def local_step(k: Any, carry: tuple[Point, Point]) -> tuple[Point, Point]:
@@ -59,20 +59,20 @@ class SimFBO(Algorithm):
         return iterate(self.steps_of(client), local_step, (z, jax.tree.map(jnp.zeros_like, z)))[1]
 
     @at_client
-    def descend_and_count(self, client: Client, z: Point) -> tuple[Point, Array]:
+    def mean_direction_and_steps(self, client: Client, z: Point) -> tuple[Point, Array]:
         """The mean of the client's local directions, and τ_m."""
         steps = jnp.asarray(self.steps_of(client), z.x.dtype)
-        return jax.tree.map(lambda d: d / steps, self.descend(client, z)), steps
+        return jax.tree.map(lambda d: d / steps, self.direction_sum(client, z)), steps
 
     def init(self, x: Array, y: Array, clients: Clients) -> Point:
         return Point(x, y, jnp.zeros_like(y))
 
     def step(self, z: Point, clients: Clients, key: Array) -> Point:
         if self.rescale:
-            mean, rho = clients.draw().unbiased_mean(self.descend_and_count, z)
+            mean, rho = clients.draw().unbiased_mean(self.mean_direction_and_steps, z)
             q = jax.tree.map(lambda d: rho * d, mean)
         else:
-            q = clients.draw().unbiased_mean(self.descend, z)
+            q = clients.draw().unbiased_mean(self.direction_sum, z)
         return z.moved(q, self.gamma_x, self.gamma_y, self.gamma_u, self.radius)
 
     def rounds(self, key: Array, size: int) -> int:

@@ -143,7 +143,8 @@ class RunFolder:
             state = experiment.restored(stored.leaves)
         except InputError as error:
             raise InputError(f"{file} has {error}, or remove it to start this run over") from None
-        return Snapshot(state, stored.step, Totals(*stored.totals), stored.seconds)
+        totals, reported = Totals(*stored.totals), dict(stored.reported)
+        return Snapshot(state, stored.step, totals, stored.seconds, reported=reported)
 
     def execute(
         self,
