@@ -15,6 +15,7 @@ from fedbilevel.core import ground_truth
 from fedbilevel.core.problem import Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
@@ -190,6 +191,59 @@ def test_colour_images_in_both_networks(tmp_path, name, model):
     configuration = Configuration.resolve(name, knobs, "mefbo", steps, rounds=40, every=40, data=colours(tmp_path))
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < first.metrics["upper_loss"]
+
+
+def made_set(classes):
+    """Images of as many classes as one likes, each with a bright stripe of its own, under names that are not numbers."""
+    rng = np.random.default_rng(0)
+
+    def part(count):
+        labels = np.tile(np.arange(classes, dtype=np.int32), count)
+        images = rng.integers(0, 60, (len(labels), 17, 17)).astype(np.uint8)
+        images[np.arange(len(labels)), labels] = 255
+        return images, labels
+
+    return datasets.Images(*part(60), *part(5), tuple(f"kind-{c}" for c in range(classes)))
+
+
+@pytest.mark.parametrize("classes", [3, 17])
+@pytest.mark.parametrize("name", ["data-cleaning", "hyper-representation", "loss-tuning"])
+def test_a_data_set_may_have_any_number_of_classes(name, classes, monkeypatch):
+    source = made_set(classes)
+    monkeypatch.setattr(datasets, "load", lambda name, folder: source)
+    knobs = dict(clients=2, train_per_client=30, validation_per_client=20, hidden=4)
+    task = built(name, **knobs, **(dict(clean="own") if name == "data-cleaning" else {}))
+    assert task.holdings.classes == source.classes
+    assert [counts.shape for counts in task.holdings.counts.values()] == [(2, classes)] * 2
+    if name == "loss-tuning":
+        assert task.x.size == 3 * classes
+    else:  # where every logit is 0, the cross-entropy is log C
+        rows, zero = task.population.whole(0).upper, jnp.zeros_like(task.y)
+        np.testing.assert_allclose(task.population.problem.f(task.x, zero, rows), np.log(classes), rtol=1e-6)
+    if name == "hyper-representation":
+        assert built(name, **knobs, model="cnn").y.size == 120 * 84 + 84 + 84 * classes + classes
+    algorithm = ALGORITHMS["simfbo"].configure("simfbo", {})
+    first, *_, last = Experiment(task, algorithm, steps=1, every=1).run()
+    assert last.step == 1 and not np.array_equal(first.state.y, last.state.y)
+    assert all(np.isfinite(value) for value in last.metrics.values())
+
+
+def test_corrupted_labels_are_of_all_classes_and_clean_ones_of_the_clients_own(monkeypatch):
+    for classes in (3, 17):
+        monkeypatch.setattr(datasets, "load", lambda name, folder, classes=classes: made_set(classes))
+        task = built("data-cleaning", clients=5, train_per_client=25, validation_per_client=8, rho=1)
+        np.testing.assert_array_equal(np.unique(task.population.lower.rows.labels), np.arange(classes))
+        clean = task.holdings.counts["clean"]
+        np.testing.assert_array_equal(clean.argmax(1), np.arange(5) % classes)
+        assert (clean.max(1) == clean.sum(1)).all()
+
+
+def test_a_network_learns_classes_beyond_the_tenth(monkeypatch):
+    monkeypatch.setattr(datasets, "load", lambda name, folder: made_set(17))
+    task = built("hyper-representation", clients=2, train_per_client=300, validation_per_client=100)
+    algorithm = ALGORITHMS["simfbo"].configure("simfbo", dict(gamma_x=1, gamma_y=0.3))
+    *_, last = Experiment(task, algorithm, rounds=150, every=150).run()
+    assert last.metrics["test_accuracy"] > 0.9
 
 
 # --- loss tuning ---

@@ -30,7 +30,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
-from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.data.partition import Parts
 
@@ -158,7 +158,7 @@ class DataCleaning:
         rng = np.random.default_rng(self.data_seed)
         given = source.labels[samples].copy()
         replaced = rng.random(len(samples)) < self.rho
-        given[replaced] = rng.integers(0, CLASSES, replaced.sum())
+        given[replaced] = rng.integers(0, len(source.classes), replaced.sum())
         right = jnp.asarray(given == source.labels[samples])
 
         hidden = [self.hidden] * (self.layers - 1)
@@ -192,7 +192,7 @@ class DataCleaning:
         def metrics(x: Array, y: Array) -> dict[str, Array]:
             return {"test_accuracy": classification.accuracy(net, model(y), *test), "roc_auc": roc_auc(x, right)}
 
-        held = classification.holdings(source.labels, training=train, clean=validation)
+        held = classification.holdings(source.labels, source.classes, training=train, clean=validation)
         return Task(
             population,
             x0,

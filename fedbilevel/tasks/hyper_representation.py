@@ -112,6 +112,6 @@ class HyperRepresentation:
             accuracy = classification.accuracy(net, [*x_layers(x), *y_layers(y)], *test)
             return {"test_accuracy": accuracy}
 
-        held = classification.holdings(source.labels, training=train, validation=validation)
+        held = classification.holdings(source.labels, source.classes, training=train, validation=validation)
         convex = self.model == "mlp" and self.rc > 0
         return Task(population, x0, y0, metrics, strongly_convex=convex, holdings=held)

@@ -25,7 +25,7 @@ from fedbilevel.core.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
-from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 
 
@@ -108,7 +108,8 @@ class LossTuning:
         )
         hidden = [self.hidden] * (self.layers - 1)
         net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
-        weights = self.ratio ** (-np.arange(CLASSES) / (CLASSES - 1))
+        classes = len(source.classes)
+        weights = self.ratio ** (-np.arange(classes) / (classes - 1))
         fair = jnp.asarray(weights / weights[source.labels[kept]].mean())
 
         def f(x: VectorScaling, y: Any, rows: Labelled) -> Array:
@@ -117,7 +118,7 @@ class LossTuning:
         def g(x: VectorScaling, y: Any, rows: Labelled) -> Array:
             return x.loss(net.apply(y, rows.images), rows.labels).mean() + self.rc * squared_norm(y)
 
-        start = VectorScaling(jnp.ones(CLASSES), jnp.ones(CLASSES), jnp.zeros(CLASSES))
+        start = VectorScaling(jnp.ones(classes), jnp.ones(classes), jnp.zeros(classes))
         problem, x0, y0, _, layers = from_trees(f, g, start, net.layers)
         upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
         population = Population.build(problem, upper, lower, batch_size=self.batch_size)
@@ -125,12 +126,12 @@ class LossTuning:
 
         def metrics(x: Array, y: Array) -> dict[str, Array]:
             right = classification.guesses(net, layers(y), images) == labels
-            by_class = jax.ops.segment_sum(right.astype(float), labels, CLASSES) / jnp.bincount(labels, length=CLASSES)
+            by_class = jax.ops.segment_sum(right.astype(float), labels, classes) / jnp.bincount(labels, length=classes)
             return {
                 "balanced_accuracy": by_class.mean(),
                 "worst_class_accuracy": by_class.min(),
                 "test_accuracy": right.mean(),
             }
 
-        held = classification.holdings(source.labels, training=train, validation=validation)
+        held = classification.holdings(source.labels, source.classes, training=train, validation=validation)
         return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held)
