@@ -12,10 +12,11 @@ from scipy.stats import t
 
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curve_picture import draw
-from fedbilevel.report.curves import curves, labels
+from fedbilevel.report.curves import Curve, curves, labels
 from fedbilevel.report.page import page
 from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
+from fedbilevel.report.table import table
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder, stop_request
@@ -270,6 +271,12 @@ def test_pictures_come_as_png_and_svg_with_text_that_stays_text(folders, tmp_pat
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "figure.svg").read_text()
     assert "communication rounds</text>" in svg and "simfbo, seed 1</text>" in svg and 'width="396pt"' in svg
+
+
+def test_a_table_leaves_out_the_two_losses_and_not_what_runs_are_compared_by():
+    row = dict(step=1, rounds=2, floats_up=1, floats_down=1, seconds=0.1, upper_loss=3.0, lower_loss=4.0, test_loss=5.0)
+    made = table([Curve("a run", [row], "finished", 4, "test_loss")])
+    assert [column.header for column in made.columns] == ["run", "test loss", "rounds", "MB up", "MB down", "seconds"]
 
 
 def test_a_band_is_students_confidence_interval_and_interpolates():

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import ground_truth
-from fedbilevel.core.problem import Ragged
+from fedbilevel.core.problem import LOSSES, Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment
@@ -414,6 +414,14 @@ def test_few_shot_at_the_papers_size_fits_into_memory(monkeypatch):
 
 
 # --- all of them ---
+
+
+@pytest.mark.parametrize("name", [*SMALL, "quadratic", "valley"])
+def test_a_task_says_for_each_of_its_metrics_which_values_are_better(name):
+    kind, task = TASKS[name].load(), built(name)
+    y = jax.ShapeDtypeStruct((task.population.size, *task.y.shape) if task.lower_level == "local" else task.y.shape, float)
+    assert {*jax.eval_shape(task.evaluate, task.x, y)} == {*LOSSES, *kind.better}
+    assert kind.headline in kind.better and set(kind.better.values()) <= {"higher", "lower"}
 
 
 LIGHT = {"few-shot": dict(tasks=3, filters=4)}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
-from fedbilevel.runs.experiment import COUNTERS, LOSSES
+from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks import TASKS
 

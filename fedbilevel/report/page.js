@@ -32,7 +32,7 @@ function tableColumns() {
   const fixed = (name, value) => ({ name, value });
   return [
     { name: "run", value: (run) => run.label, text: true },
-    ...data.metrics.filter((name) => !name.endsWith("_loss")).map(metric),
+    ...data.metrics.filter((name) => !data.losses.includes(name)).map(metric),
     fixed("rounds", (run) => last(run.columns.rounds)),
     fixed("MB up", (run) => run.megabytes_up),
     fixed("MB down", (run) => run.megabytes_down),

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.report.confidence import band, series
@@ -50,6 +51,7 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         "colours": COLOURS,
         "headlines": list(dict.fromkeys(curve.headline for curve in shown)),
         "metrics": measured,
+        "losses": LOSSES,
         "runs": runs,
         "series": _series(runs, plain, described, measured),
         "differences": differences(described),

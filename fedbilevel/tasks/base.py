@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
+Better = Mapping[str, Literal["higher", "lower"]]  # metric -> which of its values are better
 
 
 class Holdings(NamedTuple):
@@ -127,6 +128,7 @@ class TaskSettings(Protocol):
     """The class of a task: its knobs, and how it is judged."""
 
     headline: ClassVar[str]  # the metric to compare methods by
+    better: ClassVar[Better]  # for its metrics; one that it does not name, such as either loss, is better lower
     suited: ClassVar[SuitedTable]  # the first task's hold for the others where those have none of their own
 
     def build(self, data: str = "") -> Task:

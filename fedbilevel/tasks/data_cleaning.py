@@ -29,7 +29,7 @@ from fedbilevel.core.sets import EVERYWHERE, Box, Sets
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.data.partition import Parts
@@ -56,6 +56,7 @@ class DataCleaning:
     """Weigh training samples with noisy labels by their use for clean validation data."""
 
     headline: ClassVar[str] = "test_accuracy"
+    better: ClassVar[Better] = {"test_accuracy": "higher", "roc_auc": "higher", "validation_error": "lower"}
     suited: ClassVar[SuitedTable] = {
         "data-cleaning": suit(
             "by trial on the digits, momenta of Li et al.",

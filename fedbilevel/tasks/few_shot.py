@@ -31,7 +31,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, count, flag, real
-from fedbilevel.tasks.base import STORM, Holdings, SuitedTable, Task, suit
+from fedbilevel.tasks.base import STORM, Better, Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.models import conv4
@@ -54,6 +54,7 @@ class FewShot:
     """Learn a backbone for all clients with which each of their few-shot tasks is learned from a few examples."""
 
     headline: ClassVar[str] = "test_accuracy"
+    better: ClassVar[Better] = {"test_accuracy": "higher", "validation_error": "lower"}
     suited: ClassVar[SuitedTable] = {
         "few-shot": suit(
             "by trial on the glyphs",

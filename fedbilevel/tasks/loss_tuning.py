@@ -24,7 +24,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 
@@ -46,6 +46,11 @@ class LossTuning:
     """Tune the loss of a classifier so that it treats rare classes fairly."""
 
     headline: ClassVar[str] = "balanced_accuracy"
+    better: ClassVar[Better] = {
+        "balanced_accuracy": "higher",
+        "worst_class_accuracy": "higher",
+        "test_accuracy": "higher",
+    }
     suited: ClassVar[SuitedTable] = {
         "loss-tuning": suit(
             "by trial on the digits",

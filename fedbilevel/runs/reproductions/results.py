@@ -196,7 +196,7 @@ def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
     methods = plan.methods_of(panel)
     if panel.name in plan.published:
         return _against_numbers(plan, panel, methods, results)
-    better, claimed = higher_is_better(plan.metric), plan.claims(panel)
+    better, claimed = higher_is_better(plan.task, plan.metric), plan.claims(panel)
     last = {name: number(results[panel.name, name], Column(at=plan.rounds)) for name in methods}
     found = Doubts([], [])
     for k, group in enumerate(claimed):
@@ -211,7 +211,7 @@ def _against_numbers(plan: Reproduction, panel: Panel, methods: Sequence[str], r
     published, found = plan.published[panel.name], Doubts([], [])
     known = [name for name in methods if name in published]
     for k, column in enumerate(plan.columns):
-        better = column.at is not None and higher_is_better(plan.metric)
+        better = column.at is not None and higher_is_better(plan.task, plan.metric)
         for ahead in known:
             for behind in known:
                 theirs = published[ahead][k], published[behind][k]
