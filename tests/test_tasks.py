@@ -121,6 +121,23 @@ def test_too_few_samples_are_said():
         HyperRepresentation(train_per_client=900).build()
 
 
+def test_data_cleaning_shows_the_most_and_the_least_trusted_samples():
+    task = DataCleaning(weighting="raw", train_per_client=20, hidden=4).build()
+    x = np.random.default_rng(0).random(200)
+    (section,) = task.shown(x)
+    histogram, most, least = section.parts
+    source = datasets.load("digits")
+    true = {image.tobytes(): str(label) for image, label in zip(source.images, source.labels, strict=True)}
+    given = np.asarray(task.population.lower.rows.labels)
+    for gallery, order in ((most, np.argsort(-x)), (least, np.argsort(x))):
+        for picture, n in zip(gallery.pictures, order, strict=False):
+            truth = true[np.asarray(task.population.lower.rows.images[n]).tobytes()]
+            assert picture.caption == (str(given[n]) if truth == str(given[n]) else f"{given[n]} ({truth})")
+            assert true[picture.image.tobytes()] == truth
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(histogram.groups.values()))), np.sort(x))
+    assert HyperRepresentation(hidden=4).build().shown(x) == ()
+
+
 # --- hyper-representation ---
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.metadata
+import io
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curves import Curve, curves, differences, flat, labels, metrics
 from fedbilevel.report.grid_picture import heat_map
-from fedbilevel.report.learned import learned
 from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.derivative_counts import Tally
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.sweep import SweepFolder
-from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Shown
 
 AXES = {
     "rounds": "communication rounds",
@@ -29,6 +31,7 @@ AXES = {
     "gradients": "gradient evaluations",
     "seconds": "seconds",
 }
+BINS = 40  # of a histogram
 
 
 def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -> dict[str, Any]:
@@ -103,9 +106,35 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     if where in holdings:
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
-    if x is not None:
-        settings = find(TASKS, "task", configuration.task).configure(configuration.task, configuration.knobs)
-        run["learned"] = learned(settings, configuration.data, task, x)
+    if x is not None and not np.array_equal(x, np.asarray(task.x)):
+        run["learned"] = [_section(shown) for shown in task.shown(x)]
+
+
+def _section(shown: Shown) -> dict[str, Any]:
+    """What a task shows, as its parts' kinds and their values."""
+    parts = [{"kind": type(part).__name__.lower(), **_plain(part)} for part in shown.parts]
+    return {"heading": shown.heading, "text": shown.text, "parts": parts}
+
+
+def _plain(part: Histogram | Gallery | Bars) -> dict[str, Any]:
+    match part:
+        case Histogram(groups=groups):
+            edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), BINS)
+            counts = {name: np.histogram(numbers, edges)[0].tolist() for name, numbers in groups.items()}
+            return {**part._asdict(), "edges": edges.tolist(), "groups": counts}
+        case Gallery(pictures=pictures):
+            return {**part._asdict(), "pictures": [{**p._asdict(), "image": _data_url(p.image)} for p in pictures]}
+        case Bars(numbers=numbers):
+            return {**part._asdict(), "numbers": np.asarray(numbers, float).tolist()}
+
+
+def _data_url(image: np.ndarray) -> str:
+    """The image as a PNG within the page."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -14,6 +14,7 @@ from jax import Array, lax
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
+from fedbilevel.tasks.shown import Shown
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
 Better = Mapping[str, Literal["higher", "lower"]]  # metric -> which of its values are better
@@ -97,6 +98,7 @@ class Task:
     local.
     `truths` names those of the metrics that compare with what is known of simulated data alone.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
+    `shown(x)` is what a report shows of an x that a run has found.
     """
 
     population: Population
@@ -107,6 +109,7 @@ class Task:
     strongly_convex: bool = True
     holdings: Holdings | None = None
     truths: tuple[str, ...] = ()
+    shown: Callable[[np.ndarray], Sequence[Shown]] = lambda x: ()
 
     @functools.cached_property
     def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:

@@ -27,6 +27,9 @@ from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.shown import Bars, Shown
+
+TITLES = ("weight ω", "scale δ", "shift τ")  # of the charts
 
 
 class VectorScaling(NamedTuple):
@@ -39,6 +42,14 @@ class VectorScaling(NamedTuple):
     def loss(self, logits: Array, labels: Any) -> Array:
         """Eq. 19, for each row."""
         return self.omega[labels] * cross_entropy(self.delta * logits + self.tau, labels)
+
+    def shown(self, classes: tuple[str, ...]) -> Shown:
+        """What is tuned, class by class."""
+        return Shown(
+            "How classes are weighed",
+            f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class {classes[0]} is the most frequent one.",
+            [Bars(title, "class", classes, numbers) for title, numbers in zip(TITLES, self, strict=True)],
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,8 @@ class LossTuning:
         )
         hidden = [self.hidden] * (self.layers - 1)
         net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
-        classes = len(source.classes)
+        names = source.classes
+        classes = len(names)
         weights = self.ratio ** (-np.arange(classes) / (classes - 1))
         fair = jnp.asarray(weights / weights[source.labels[kept]].mean())
 
@@ -124,7 +136,7 @@ class LossTuning:
             return x.loss(net.apply(y, rows.images), rows.labels).mean() + self.rc * squared_norm(y)
 
         start = VectorScaling(jnp.ones(classes), jnp.ones(classes), jnp.zeros(classes))
-        problem, x0, y0, _, layers = from_trees(f, g, start, net.layers)
+        problem, x0, y0, tuned, layers = from_trees(f, g, start, net.layers)
         upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
         population = Population.build(problem, upper, lower, batch_size=self.batch_size)
         images, labels = (jnp.asarray(a) for a in (source.test_images, source.test_labels))
@@ -138,5 +150,6 @@ class LossTuning:
                 "test_accuracy": right.mean(),
             }
 
-        held = classification.holdings(source.labels, source.classes, training=train, validation=validation)
-        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held)
+        held = classification.holdings(source.labels, names, training=train, validation=validation)
+        shown = lambda x: (tuned(x).shown(names),)  # noqa: E731
+        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)
