@@ -395,7 +395,7 @@ def test_few_shot_on_omniglot_is_split_as_in_the_paper(monkeypatch):
     assert task.population.upper.rows.images.shape == (660, 75, 28, 28) and task.holdings.unit == "alphabet"
 
 
-def test_few_shot_on_mini_imagenet_holds_training_classes_and_judges_by_validation_classes(monkeypatch):
+def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validation_classes(monkeypatch):
     names = ("train", "validation", "test")
     source = drawn_set(100, 1, 20, names=names)._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
     settings = TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", {})

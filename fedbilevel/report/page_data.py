@@ -47,16 +47,16 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         except InputError as error:
             notes.append(f"{folder.path} is shown without what its task would tell: {error}")
         runs.append(run)
-    measured = metrics(shown)
+    metric_names = metrics(shown)
     return {
         "version": importlib.metadata.version("fedbilevel"),
         "axes": AXES,
         "colours": COLOURS,
         "headlines": list(dict.fromkeys(curve.headline for curve in shown)),
-        "metrics": measured,
+        "metrics": metric_names,
         "losses": LOSSES,
         "runs": runs,
-        "series": _series(runs, plain, described, measured),
+        "series": _series(runs, plain, described, metric_names),
         "differences": differences(described),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],
@@ -144,7 +144,7 @@ def _tally(configuration: str) -> Tally:
 
 
 def _series(
-    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], measured: list[str]
+    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], metric_names: list[str]
 ) -> list[dict[str, Any]]:
     """The curves of a chart: one for every configuration, over all seeds that it was run with."""
     groups = series(plain)
@@ -153,7 +153,7 @@ def _series(
     for group, name in zip(groups, names, strict=True):
         bands: dict[str, dict[str, Any]] = {}
         for axis in AXES if len(group) > 1 else ():
-            for metric in measured:
+            for metric in metric_names:
                 points = [_points(runs[k]["columns"], axis, metric) for k in group]
                 found = band(*zip(*points, strict=True)) if all(p[0] for p in points) else None
                 if found is not None:
@@ -163,7 +163,7 @@ def _series(
 
 
 def _points(columns: dict[str, list], axis: str, metric: str) -> tuple[list[float], list[float]]:
-    """Where a metric was measured, and what it was."""
+    """Where a metric is known, and what it is there."""
     both = zip(columns.get(axis, []), columns.get(metric, []), strict=False)
     known = [(at, value) for at, value in both if at is not None and value is not None]
     return [at for at, _ in known], [value for _, value in known]

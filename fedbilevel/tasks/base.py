@@ -1,4 +1,4 @@
-"""What a task is: a problem with its data, its start, and how to judge a solution."""
+"""What a task is: a problem with its data, its start and its metrics."""
 
 from __future__ import annotations
 
@@ -93,9 +93,8 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    It is judged by the problem's `measures` of the clients' data, and by the named numbers that `metrics(x, y)` gives
-    without looking at any client's data, so that a server can do it. `y` has there a row per client if the lower level is
-    local.
+    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` gives without looking at any
+    client's data, so that a server can compute them; there `y` has a row per client if the lower level is local.
     `truths` names those of the metrics that compare with what is known of simulated data alone.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
@@ -116,8 +115,8 @@ class Task:
         """All metrics at (x, y), compiled once for all runs on the task."""
 
         def evaluate(x: Array, y: Any) -> dict[str, Array]:
-            measures = ground_truth.metrics(self.population, x, y, self.lower_level)
-            return {**dict(zip(self.population.problem.metric_names, measures, strict=True)), **self.metrics(x, y)}
+            on_data = ground_truth.metrics(self.population, x, y, self.lower_level)
+            return {**dict(zip(self.population.problem.metric_names, on_data, strict=True)), **self.metrics(x, y)}
 
         return jax.jit(evaluate)
 
@@ -128,7 +127,7 @@ class Task:
 
 
 class TaskSettings(Protocol):
-    """The class of a task: its knobs, and how it is judged."""
+    """The class of a task: its knobs, and what is known of its metrics."""
 
     headline: ClassVar[str]  # the metric to compare methods by
     better: ClassVar[Better]  # for its metrics; one that it does not name, such as either loss, is better lower

@@ -109,7 +109,7 @@ class Sweep:
         return sorted(cells, key=rank)
 
     def metrics(self) -> list[str]:
-        """That its runs have."""
+        """The names of the metrics that its runs have."""
         experiment = self.configuration(self.cells()[0], self.first_seed).experiment()
         return list(
             jax.eval_shape(lambda state: experiment.task.evaluate(state.x, revealed(state.y)), experiment.state_shapes())
