@@ -23,7 +23,7 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.derivative_counts import Tally
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.sweep import SweepFolder
-from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Shown
+from fedbilevel.tasks.shown import Bars, Gallery, Histogram
 
 AXES = {
     "rounds": "communication rounds",
@@ -52,7 +52,6 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         "version": importlib.metadata.version("fedbilevel"),
         "axes": AXES,
         "colours": COLOURS,
-        "headlines": list(dict.fromkeys(curve.headline for curve in shown)),
         "metrics": metric_names,
         "losses": LOSSES,
         "runs": runs,
@@ -107,25 +106,21 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
     if x is not None and not np.array_equal(x, np.asarray(task.x)):
-        run["learned"] = [_section(shown) for shown in task.shown(x)]
+        run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
 
 
-def _section(shown: Shown) -> dict[str, Any]:
-    """What a task shows, as its parts' kinds and their values."""
-    parts = [{"kind": type(part).__name__.lower(), **_plain(part)} for part in shown.parts]
-    return {"heading": shown.heading, "text": shown.text, "parts": parts}
-
-
-def _plain(part: Histogram | Gallery | Bars) -> dict[str, Any]:
+def _part(part: Histogram | Gallery | Bars) -> dict[str, Any]:
+    """One thing that a task shows."""
     match part:
         case Histogram(groups=groups):
             edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), BINS)
             counts = {name: np.histogram(numbers, edges)[0].tolist() for name, numbers in groups.items()}
-            return {**part._asdict(), "edges": edges.tolist(), "groups": counts}
+            return {**part._asdict(), "kind": "histogram", "edges": edges.tolist(), "groups": counts}
         case Gallery(pictures=pictures):
-            return {**part._asdict(), "pictures": [{**p._asdict(), "image": _data_url(p.image)} for p in pictures]}
+            encoded = [{**picture._asdict(), "image": _data_url(picture.image)} for picture in pictures]
+            return {**part._asdict(), "kind": "gallery", "pictures": encoded}
         case Bars(numbers=numbers):
-            return {**part._asdict(), "numbers": np.asarray(numbers, float).tolist()}
+            return {**part._asdict(), "kind": "bars", "numbers": np.asarray(numbers, float).tolist()}
 
 
 def _data_url(image: np.ndarray) -> str:

@@ -29,8 +29,6 @@ from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_nor
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.shown import Bars, Shown
 
-TITLES = ("weight ω", "scale δ", "shift τ")  # of the charts
-
 
 class VectorScaling(NamedTuple):
     """The tuned parameters of the loss, an entry for each class."""
@@ -43,25 +41,13 @@ class VectorScaling(NamedTuple):
         """Eq. 19, for each row."""
         return self.omega[labels] * cross_entropy(self.delta * logits + self.tau, labels)
 
-    def shown(self, classes: tuple[str, ...]) -> Shown:
-        """What is tuned, class by class."""
-        return Shown(
-            "How classes are weighed",
-            f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class {classes[0]} is the most frequent one.",
-            [Bars(title, "class", classes, numbers) for title, numbers in zip(TITLES, self, strict=True)],
-        )
-
 
 @dataclass(frozen=True)
 class LossTuning:
     """Tune the loss of a classifier so that it treats rare classes fairly."""
 
     headline: ClassVar[str] = "balanced_accuracy"
-    better: ClassVar[Better] = {
-        "balanced_accuracy": "higher",
-        "worst_class_accuracy": "higher",
-        "test_accuracy": "higher",
-    }
+    better: ClassVar[Better] = {"balanced_accuracy": "higher", "worst_class_accuracy": "higher", "test_accuracy": "higher"}
     suited: ClassVar[SuitedTable] = {
         "loss-tuning": suit(
             "by trial on the digits",
@@ -151,5 +137,10 @@ class LossTuning:
             }
 
         held = classification.holdings(source.labels, names, training=train, validation=validation)
-        shown = lambda x: (tuned(x).shown(names),)  # noqa: E731
+
+        def shown(x: np.ndarray) -> tuple[Shown]:
+            numbers = dict(zip(("weight ω", "scale δ", "shift τ"), tuned(x), strict=True))
+            text = f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class {names[0]} is the most frequent one."
+            return (Shown("How classes are weighed", text, [Bars(title, "class", names, n) for title, n in numbers.items()]),)
+
         return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)
