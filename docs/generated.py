@@ -92,7 +92,8 @@ def tasks() -> str:
         listed = "\n".join(f"| `{name}` | {TASKS[name].summary} | {TASKS[name].paper} |" for name in names)
         parts.append(
             f"## {names[0]}\n\n{prose(sys.modules[kind.__module__].__doc__ or '')}\n\n"
-            f"Compared by {kind.headline.replace('_', ' ')}.\n\n| name | what | from |\n|---|---|---|\n{listed}\n\n"
+            f"Compared by {kind.headline.replace('_', ' ')}: {kind.better[kind.headline]} is better.\n\n"
+            f"| name | what | from |\n|---|---|---|\n{listed}\n\n"
             f"Knobs of `{names[0]}`:\n\n{_settings(names[0], TASKS[names[0]])}\n"
         )
     return "\n".join(parts)

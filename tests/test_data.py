@@ -105,7 +105,11 @@ def test_mnist_and_fashion_mnist_are_told_apart_by_their_labels(tmp_path, monkey
         write(tmp_path / "both", files[name])
         for each in files:
             write(tmp_path / "both" / each, files[each])
-        assert [datasets.load(each, tmp_path / "both").labels[0] for each in files] == [0, 1]
+        loaded = [datasets.load(each, tmp_path / "both") for each in files]
+        assert [(source.labels[0], source.classes[9], len(source.classes)) for source in loaded] == [
+            (0, "9", 10),
+            (1, "ankle boot", 10),
+        ]
     write(tmp_path / "neither", idx_files(0, (6001, 5999, *[6000] * 8)))
     assert "holds [6001, 5999, 6000," in refused("fashion-mnist", tmp_path / "neither")
 
@@ -266,6 +270,7 @@ def test_cifar_10_is_read_from_its_folder_and_from_its_archive(tmp_path):
         assert loaded.images.shape == (50_000, 32, 32, 3) and loaded.test_images.shape == (10_000, 32, 32, 3)
         assert loaded.images[0, 1, 1].tolist() == [200, 0, 0] and loaded.images.sum(dtype=int) == 200 * 50_000
         assert loaded.labels[::10_000].tolist() == [0, 1, 2, 3, 4] and set(loaded.test_labels) == {5}
+        assert len(loaded.classes) == 10 and (loaded.classes[0], loaded.classes[9]) == ("airplane", "truck")
     archive.write_bytes(archive.read_bytes()[:5000])
     assert "cifar-10-python.tar.gz" in refused("cifar-10", tmp_path / "b")
 

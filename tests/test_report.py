@@ -1,27 +1,37 @@
 """The report page as a reader meets it, in a browser; pictures; and the page of a run that is going on."""
 
+import base64
+import dataclasses
 import http.client
+import io
 import json
+import re
 import shutil
 import threading
 import time
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.stats import t
 
+from fedbilevel.registry import Entry
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curve_picture import draw
-from fedbilevel.report.curves import curves, labels
+from fedbilevel.report.curves import Curve, curves, labels
 from fedbilevel.report.page import page
 from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
+from fedbilevel.report.table import table
 from fedbilevel.report.watch import PageServer
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.stopping import stop_request
 from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Picture, Shown
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
@@ -86,6 +96,11 @@ def lines(folder):
     return [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
 
 
+def decoded(address):
+    """The pixels of an image within the page."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.removeprefix("data:image/png;base64,")))))
+
+
 def drawn(tab, metric):
     """The curves of a chart: name -> (positions, values)."""
     traces = tab.evaluate(f"document.getElementById('chart-{metric}').data.map((d) => [d.name ?? '', [...d.x], [...d.y]])")
@@ -105,11 +120,23 @@ def test_the_contents_are_the_runs_own_numbers(folders, shown):
 
 
 def test_trusted_samples_are_told_with_their_labels(folders, shown):
-    samples = shown["runs"][0]["learned"]["samples"]
-    assert sum(samples["clean"]) + sum(samples["corrupted"]) == 90 and shown["runs"][2]["learned"] is None
-    assert 0.2 < sum(samples["corrupted"]) / 90 < 0.55  # 40 % of the labels were replaced, a tenth of those by the right ones
-    weights = 1 / (1 + np.exp(-np.load(folders[0].path / "x.npy")))
-    assert np.isclose(samples["most"][0]["weight"], weights.max()) and np.isclose(samples["least"][0]["weight"], weights.min())
+    (section,) = shown["runs"][0]["learned"]
+    histogram, most, least = section["parts"]
+    right, corrupted = (sum(counts) for counts in histogram["groups"].values())
+    assert right + corrupted == 90 and "learned" not in shown["runs"][2]  # whose x has not moved
+    assert 0.2 < corrupted / 90 < 0.55  # 40 % of the labels were replaced, a tenth of those by the right ones
+    weights = np.sort(1 / (1 + np.exp(-np.load(folders[0].path / "x.npy"))))
+    np.testing.assert_allclose([histogram["edges"][0], histogram["edges"][-1]], weights[[0, -1]])
+    for gallery, expected in ((most, weights[::-1][:20]), (least, weights[:20])):
+        told = [
+            re.fullmatch(r"labelled (\d), truly (\d), weight (\S+)", picture["description"]) for picture in gallery["pictures"]
+        ]
+        np.testing.assert_allclose([float(words[3]) for words in told], expected, rtol=6e-3)
+        for words, picture in zip(told, gallery["pictures"], strict=True):
+            assert picture["marked"] == (words[1] != words[2])
+            assert picture["caption"] == (f"{words[1]} ({words[2]})" if picture["marked"] else words[1])
+            assert decoded(picture["image"]).shape == (8, 8)
+    assert any(picture["marked"] for picture in (*most["pictures"], *least["pictures"]))
     assert np.sum(shown["holdings"][0]["counts"]["training"]) == 90 and len(shown["holdings"]) == 1
 
 
@@ -117,14 +144,58 @@ def test_a_learned_loss_is_told_by_class(opened, tmp_path):
     folder = executed(tmp_path / "run", "loss-tuning", {}, "simfbo", rounds=5, every=5)
     shown = contents([folder])
     omega, delta, tau = np.load(folder.path / "x.npy").reshape(3, 10)
-    classes = shown["runs"][0]["learned"]["classes"]
-    for name, part in {"omega": omega, "delta": delta, "tau": tau}.items():
-        np.testing.assert_allclose(classes[name], part)
+    (section,) = shown["runs"][0]["learned"]
+    assert "class 0 is the most frequent one" in section["text"]
+    for bars, title, part in zip(section["parts"], ("weight ω", "scale δ", "shift τ"), (omega, delta, tau), strict=True):
+        assert (bars["kind"], bars["title"], bars["names"]) == ("bars", title, tuple("0123456789"))
+        np.testing.assert_allclose(bars["numbers"], part)
     assert not np.allclose(omega, 1)  # it has moved
     (tmp_path / "report.html").write_text(page(shown))
     tab, complaints, _ = opened((tmp_path / "report.html").as_uri())
     bars = tab.evaluate("[...document.querySelectorAll('#learned .js-plotly-plot')].map((p) => Array.from(p.data[0].y))")
     np.testing.assert_allclose(bars, [omega, delta, tau], rtol=1e-6)
+    assert complaints == []
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTask(Quadratic):
+    """A task that the report knows nothing of, which shows its x in every way there is."""
+
+    def build(self, data=""):
+        def shown(x):
+            image = np.full((3, 5, 3), 7, np.uint8)
+            picture = Picture(image, "<i>red</i>", f"x has {len(x)} entries", marked=True)
+            spread = Histogram("size", "entries", {"all": np.abs(x), "none": np.zeros(0), "first": np.abs(x[:1])})
+            return (
+                Shown("How large x is", "Size, not sign.", (spread,)),
+                Shown("What x is", "Entry by entry.", (Bars("x", "entry", "abcde", x), Gallery("seen", [picture] * 2))),
+            )
+
+        return dataclasses.replace(super().build(data), shown=shown)
+
+
+def test_a_task_of_ones_own_shows_its_x_in_the_same_ways(monkeypatch, opened, tmp_path):
+    monkeypatch.setitem(TASKS, "own", Entry(__name__, "OwnTask", "one's own", ""))
+    folders = [executed(tmp_path / name, "own", {"clients": 3}, name, rounds=10, every=10) for name in ("simfbo", "fedbio")]
+    shown = contents(folders)
+    (tmp_path / "report.html").write_text(page(shown))
+    tab, complaints, _ = opened((tmp_path / "report.html").as_uri(), ready="#learned .main-svg")
+    texts = lambda selector: tab.locator(f"#learned {selector}").all_inner_texts()  # noqa: E731
+    assert texts("h2") == ["How large x is", "What x is"] and texts("p") == ["Size, not sign.", "Entry by entry."]
+    assert texts("h3") == ["simfbo", "fedbio", "simfbo: seen", "fedbio: seen", "x"]
+    assert texts("figure.marked") == ["<i>red</i>"] * 4
+    assert tab.locator("#learned img").first.get_attribute("title") == "x has 5 entries"
+    *histograms, bars = tab.evaluate(
+        "[...document.querySelectorAll('#learned .js-plotly-plot')].map((p) => p.data.map((d) => [d.name, [...d.x], [...d.y]]))"
+    )
+    found = [np.load(folder.path / "x.npy") for folder in folders]
+    for drawn_groups, x in zip(histograms, found, strict=True):
+        assert [(name, sum(y)) for name, _, y in drawn_groups] == [("all", 5), ("none", 0), ("first", 1)]
+        middle, counts = np.asarray(drawn_groups[0][1]), np.asarray(drawn_groups[0][2])
+        np.testing.assert_allclose(np.sort(np.abs(x)), np.repeat(middle, counts.astype(int)), atol=np.ptp(np.abs(x)) / 80)
+    for (name, at, numbers), label, x in zip(bars, ("simfbo", "fedbio"), found, strict=True):
+        assert name == label and at == list("abcde")
+        np.testing.assert_allclose(numbers, x, rtol=1e-6)
     assert complaints == []
 
 
@@ -272,6 +343,12 @@ def test_pictures_come_as_png_and_svg_with_text_that_stays_text(folders, tmp_pat
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "figure.svg").read_text()
     assert "communication rounds</text>" in svg and "simfbo, seed 1</text>" in svg and 'width="396pt"' in svg
+
+
+def test_a_table_leaves_out_the_two_losses_and_not_what_runs_are_compared_by():
+    row = dict(step=1, rounds=2, floats_up=1, floats_down=1, seconds=0.1, upper_loss=3.0, lower_loss=4.0, test_loss=5.0)
+    made = table([Curve("a run", [row], "finished", 4, "test_loss")])
+    assert [column.header for column in made.columns] == ["run", "test loss", "rounds", "MB up", "MB down", "seconds"]
 
 
 def test_a_band_is_students_confidence_interval_and_interpolates():

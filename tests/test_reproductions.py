@@ -284,6 +284,17 @@ def test_claims_without_numbers_are_compared_at_the_end():
     assert "not the paper's order: SimFBO is not behind MeFBO." in reproduction_page.comparison(made, found)
 
 
+def test_the_order_is_by_the_tasks_own_idea_of_better():
+    made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
+    found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
+    errors = dataclasses.replace(made, task="quadratic", metric="x_error", scale="plain")
+    assert results.doubts(errors, errors.panels[0], found) == ([], [])
+    published = dataclasses.replace(
+        errors, published={"i.i.d.": {"SimFBO": [0.5], "MeFBO": [0.4]}}, columns=[Column(at=10)], claimed=()
+    )
+    assert results.doubts(published, published.panels[0], found).wrong == ["SimFBO is not behind MeFBO (after 10 rounds)"]
+
+
 def test_equal_budgets_are_what_the_thriftiest_method_spent():
     made = dataclasses.replace(table_plan(), published={}, columns=())
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5)], ("i.i.d.", "MeFBO"): [run_of(0.2, 0.6, 0.9)]}

@@ -9,12 +9,13 @@ import pytest
 from fedbilevel.command import main
 from fedbilevel.command.options import Settings
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.report.grid_picture import heat_map
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps import sweep as sweep_module
-from fedbilevel.runs.sweeps.batched_runs import run_together
-from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, run_together
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder
 
 
 def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
@@ -123,6 +124,30 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
         SweepFolder.create(tmp_path / "a", small(seeds=3))
     SweepFolder.create(tmp_path / "a", small(seeds=3), force=True)
     assert folder.results() == {}
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "best"),
+    [
+        ("data-cleaning", "test_accuracy", "high"),
+        ("data-cleaning", "roc_auc", "high"),
+        ("data-cleaning", "validation_error", "low"),
+        ("data-cleaning", "upper_loss", "low"),
+        ("regularisation", "test_loss", "low"),
+        ("quadratic", "x_error", "low"),
+        ("quadratic", "test_accuracy", "low"),  # quadratic says nothing of such a metric
+    ],
+)
+def test_which_cell_is_best_is_for_the_task_to_say(task, metric, best):
+    grid = {"gamma_x": [0.1], "gamma_y": [0.1], "local_steps": [1, 2, 3]}
+    sweep = small(task=task, knobs={}, grid=grid)
+    cells = [
+        Cell(values, [Outcome([{metric: number}], status)])
+        for values, (number, status) in zip(sweep.cells(), ((0.2, FINISHED), (0.9, DIVERGED), (0.7, FINISHED)), strict=True)
+    ]
+    order = [3, 1, 2] if best == "high" else [1, 3, 2]
+    assert [cell.values["local_steps"] for cell in sweep.ranked(cells, metric)] == order
+    assert heat_map(sweep, cells, metric).numbers == [[0.7 if best == "high" else 0.2]]
 
 
 def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, capsys):

@@ -12,10 +12,11 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import ground_truth
-from fedbilevel.core.problem import Ragged
+from fedbilevel.core.problem import LOSSES, Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
@@ -125,6 +126,23 @@ def test_too_few_samples_are_said():
         HyperRepresentation(train_per_client=900).build()
 
 
+def test_data_cleaning_shows_the_most_and_the_least_trusted_samples():
+    task = DataCleaning(weighting="raw", train_per_client=20, hidden=4).build()
+    x = np.random.default_rng(0).random(200)
+    (section,) = task.shown(x)
+    histogram, most, least = section.parts
+    source = datasets.load("digits")
+    true = {image.tobytes(): str(label) for image, label in zip(source.images, source.labels, strict=True)}
+    given = np.asarray(task.population.lower.rows.labels)
+    for gallery, order in ((most, np.argsort(-x)), (least, np.argsort(x))):
+        for picture, n in zip(gallery.pictures, order, strict=False):
+            truth = true[np.asarray(task.population.lower.rows.images[n]).tobytes()]
+            assert picture.caption == (str(given[n]) if truth == str(given[n]) else f"{given[n]} ({truth})")
+            assert true[picture.image.tobytes()] == truth
+    np.testing.assert_array_equal(np.sort(np.concatenate(list(histogram.groups.values()))), np.sort(x))
+    assert HyperRepresentation(hidden=4).build().shown(x) == ()
+
+
 # --- hyper-representation ---
 
 
@@ -195,6 +213,59 @@ def test_colour_images_in_both_networks(tmp_path, name, model):
     configuration = Configuration.resolve(name, knobs, "mefbo", steps, RunOptions(rounds=40, every=40), data=colours(tmp_path))
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < first.metrics["upper_loss"]
+
+
+def made_set(classes):
+    """Images of as many classes as one likes, each with a bright stripe of its own, under names that are not numbers."""
+    rng = np.random.default_rng(0)
+
+    def part(count):
+        labels = np.tile(np.arange(classes, dtype=np.int32), count)
+        images = rng.integers(0, 60, (len(labels), 17, 17)).astype(np.uint8)
+        images[np.arange(len(labels)), labels] = 255
+        return images, labels
+
+    return datasets.Images(*part(60), *part(5), tuple(f"kind-{c}" for c in range(classes)))
+
+
+@pytest.mark.parametrize("classes", [3, 17])
+@pytest.mark.parametrize("name", ["data-cleaning", "hyper-representation", "loss-tuning"])
+def test_a_data_set_may_have_any_number_of_classes(name, classes, monkeypatch):
+    source = made_set(classes)
+    monkeypatch.setattr(datasets, "load", lambda name, folder: source)
+    knobs = dict(clients=2, train_per_client=30, validation_per_client=20, hidden=4)
+    task = built(name, **knobs, **(dict(clean="own") if name == "data-cleaning" else {}))
+    assert task.holdings.classes == source.classes
+    assert [counts.shape for counts in task.holdings.counts.values()] == [(2, classes)] * 2
+    if name == "loss-tuning":
+        assert task.x.size == 3 * classes
+    else:  # where every logit is 0, the cross-entropy is log C
+        rows, zero = task.population.whole(0).upper, jnp.zeros_like(task.y)
+        np.testing.assert_allclose(task.population.problem.f(task.x, zero, rows), np.log(classes), rtol=1e-6)
+    if name == "hyper-representation":
+        assert built(name, **knobs, model="cnn").y.size == 120 * 84 + 84 + 84 * classes + classes
+    algorithm = ALGORITHMS["simfbo"].configure("simfbo", {})
+    first, *_, last = simulation(task, algorithm, steps=1, every=1).run()
+    assert last.step == 1 and not np.array_equal(first.state.y, last.state.y)
+    assert all(np.isfinite(value) for value in last.metrics.values())
+
+
+def test_corrupted_labels_are_of_all_classes_and_clean_ones_of_the_clients_own(monkeypatch):
+    for classes in (3, 17):
+        monkeypatch.setattr(datasets, "load", lambda name, folder, classes=classes: made_set(classes))
+        task = built("data-cleaning", clients=5, train_per_client=25, validation_per_client=8, rho=1)
+        np.testing.assert_array_equal(np.unique(task.population.lower.rows.labels), np.arange(classes))
+        clean = task.holdings.counts["clean"]
+        np.testing.assert_array_equal(clean.argmax(1), np.arange(5) % classes)
+        assert (clean.max(1) == clean.sum(1)).all()
+
+
+def test_a_network_learns_classes_beyond_the_tenth(monkeypatch):
+    monkeypatch.setattr(datasets, "load", lambda name, folder: made_set(17))
+    task = built("hyper-representation", clients=2, train_per_client=300, validation_per_client=100)
+    algorithm = ALGORITHMS["simfbo"].configure("simfbo", dict(gamma_x=1, gamma_y=0.3))
+    *_, last = simulation(task, algorithm, rounds=150, every=150).run()
+    assert last.metrics["test_accuracy"] > 0.9
 
 
 # --- loss tuning ---
@@ -331,7 +402,7 @@ def test_few_shot_on_omniglot_is_split_as_in_the_paper(monkeypatch):
     assert task.population.upper.rows.images.shape == (660, 75, 28, 28) and task.holdings.unit == "alphabet"
 
 
-def test_few_shot_on_mini_imagenet_holds_training_classes_and_judges_by_validation_classes(monkeypatch):
+def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validation_classes(monkeypatch):
     names = ("train", "validation", "test")
     source = drawn_set(100, 1, 20, names=names)._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
     settings = TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", {})
@@ -367,6 +438,14 @@ def test_few_shot_at_the_papers_size_fits_into_memory(monkeypatch):
 
 
 # --- all of them ---
+
+
+@pytest.mark.parametrize("name", [*SMALL, "quadratic", "valley"])
+def test_a_task_says_for_each_of_its_metrics_which_values_are_better(name):
+    kind, task = TASKS[name].load(), built(name)
+    y = jax.ShapeDtypeStruct((task.population.size, *task.y.shape) if task.lower_level == "local" else task.y.shape, float)
+    assert {*jax.eval_shape(task.evaluate, task.x, y)} == {*LOSSES, *kind.better}
+    assert kind.headline in kind.better and set(kind.better.values()) <= {"higher", "lower"}
 
 
 LIGHT = {"few-shot": dict(tasks=3, filters=4)}

@@ -32,7 +32,7 @@ def series(configurations: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 def band(positions: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> Band | None:
     """The band of several curves, by Student's t; None where they have no stretch in common.
 
-    Curves measured at other places than the first one are interpolated to its places.
+    Curves with other places than the first one's are interpolated to those.
     """
     from scipy.stats import t
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
-from fedbilevel.runs.experiment import COUNTERS, LOSSES
+from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks import TASKS
 
@@ -64,7 +65,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics(curves: Sequence[Curve]) -> list[str]:
-    """The names of all that was measured: first those by which methods are compared, last the two losses."""
-    measured = [name for curve in curves for name in curve.rows[-1] if name not in COUNTERS]
-    in_order = [*(curve.headline for curve in curves), *(m for m in measured if m not in LOSSES), *LOSSES]
-    return list(dict.fromkeys(name for name in in_order if name in measured))
+    """The names of all metrics: first those by which methods are compared, last the two losses."""
+    found = [name for curve in curves for name in curve.rows[-1] if name not in COUNTERS]
+    in_order = [*(curve.headline for curve in curves), *(m for m in found if m not in LOSSES), *LOSSES]
+    return list(dict.fromkeys(name for name in in_order if name in found))

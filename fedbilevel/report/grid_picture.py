@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbilevel.report.styles import SCREEN, Style, save
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, ranked
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep
 
 
 class HeatMap(NamedTuple):
@@ -30,7 +30,7 @@ def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
 
     def best(row: Any, column: Any) -> float:
         here = [c for c in cells if c.values[down] == row and (across is None or c.values[across] == column)]
-        return ranked(here, metric)[0].mean(metric) if here else math.nan
+        return sweep.ranked(here, metric)[0].mean(metric) if here else math.nan
 
     numbers = [[best(row, column) for column in columns] for row in rows]
     return HeatMap(down, across or "", [_text(v) for v in rows], [_text(v) for v in columns], numbers)

@@ -1,5 +1,5 @@
 "use strict";
-// The page's values are in `data`, as report/contents.py describes them; what the reader chose is in `chosen`.
+// The page's values are in `data`, as report/page_data.py makes them; what the reader chose is in `chosen`.
 let data = JSON.parse(document.getElementById("data").textContent);
 const chosen = { axis: "rounds", logX: false, logY: false, hidden: new Set(), sort: null, descending: true };
 const DASHES = ["solid", "dash", "dashdot", "dot"];
@@ -32,7 +32,7 @@ function tableColumns() {
   const fixed = (name, value) => ({ name, value });
   return [
     { name: "run", value: (run) => run.label, text: true },
-    ...data.metrics.filter((name) => !name.endsWith("_loss")).map(metric),
+    ...data.metrics.filter((name) => !data.losses.includes(name)).map(metric),
     fixed("rounds", (run) => last(run.columns.rounds)),
     fixed("MB up", (run) => run.megabytes_up),
     fixed("MB down", (run) => run.megabytes_down),
@@ -216,55 +216,55 @@ function drawPlanned() {
   for (const draw of waiting.splice(0)) draw();
 }
 
-function sampleStrip(title, samples) {
-  const figures = samples.map((sample) => {
-    const wrong = sample.given !== sample.true;
-    const caption = wrong ? `${sample.given} (${sample.true})` : `${sample.given}`;
-    const alternative = `labelled ${sample.given}, truly ${sample.true}, weight ${number(sample.weight, 3)}`;
-    const picture = element("img", { src: sample.picture, alt: alternative, title: alternative });
-    return element("figure", wrong ? { class: "corrupted" } : {}, picture, caption);
+function drawHistogram(into, name, { horizontal, vertical, edges, groups }) {
+  const middle = edges.slice(1).map((edge, k) => (edges[k] + edge) / 2);
+  const colours = [colourOf("--accent"), colourOf("--wrong")];
+  const bars = Object.entries(groups).map(([group, y], k) => ({
+    type: "bar", name: group, x: middle, y, width: edges[1] - edges[0], marker: { color: colours[k] ?? look(k).colour }, opacity: 0.65,
+  }));
+  const legend = { orientation: "h", x: 0, y: 1.16 };
+  const shown = layout(horizontal, vertical, { barmode: "overlay", showlegend: true, legend });
+  shown.margin.t = 34;
+  planned(into, name, bars, shown);
+}
+
+function gallery(name, pictures) {
+  const figures = pictures.map(({ image, caption, description, marked }) => {
+    const picture = element("img", { src: image, alt: description, title: description });
+    return element("figure", marked ? { class: "marked" } : {}, picture, caption);
   });
-  return element("div", {}, element("h3", {}, title), element("div", { class: "samples" }, ...figures));
+  return element("div", {}, element("h3", {}, name), element("div", { class: "pictures" }, ...figures));
+}
+
+function drawBars(into, title, ofRuns) {
+  const bars = ofRuns.map(({ run, names, numbers }) => {
+    const k = data.series.findIndex((series) => series.runs.includes(data.runs.indexOf(run)));
+    return { type: "bar", name: run.label, x: names, y: numbers, marker: { color: look(k).colour } };
+  });
+  const shown = layout(ofRuns[0].horizontal, title, { barmode: "group" });
+  Object.assign(shown.xaxis, { type: "category", dtick: 1 });
+  planned(into, title, bars, shown);
 }
 
 function showLearned() {
   const section = document.getElementById("learned");
   section.replaceChildren();
-  const withSamples = data.runs.filter((run) => run.learned && run.learned.samples);
-  const withClasses = data.runs.filter((run) => run.learned && run.learned.classes);
-  if (withSamples.length) {
-    section.append(element("h2", {}, "Which samples are trusted"));
-    section.append(element("p", {}, "The learned weight of every training sample. Below a picture is its given label; a dashed frame says that this is wrong, and the true one is in brackets."));
-  }
-  for (const run of withSamples) {
-    const { edges, clean, corrupted, most, least } = run.learned.samples;
-    const middle = clean.map((_, k) => (edges[k] + edges[k + 1]) / 2);
-    const bars = (name, y, colour) => ({ type: "bar", name, x: middle, y, width: edges[1] - edges[0], marker: { color: colour }, opacity: 0.65 });
-    const grid = element("div", { class: "grid" });
-    section.append(grid);
-    const legend = { orientation: "h", x: 0, y: 1.16 };
-    const shown = layout("learned weight", "samples", { barmode: "overlay", showlegend: true, legend });
-    shown.margin.t = 34;
-    planned(grid, run.label, [bars("right label", clean, colourOf("--accent")), bars("corrupted label", corrupted, colourOf("--wrong"))], shown);
-    const strips = element("div", {}, sampleStrip("most trusted", most), sampleStrip("least trusted", least));
-    grid.append(strips);
-  }
-  if (withClasses.length) {
-    section.append(element("h2", {}, "How classes are weighed"));
-    section.append(element("p", {}, "The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class 0 is the most frequent one."));
-    const grid = element("div", { class: "grid" });
-    section.append(grid);
-    const symbols = { omega: "weight ω", delta: "scale δ", tau: "shift τ" };
-    for (const [part, symbol] of Object.entries(symbols)) {
-      const bars = withClasses.map((run) => {
-        const k = data.series.findIndex((series) => series.runs.includes(data.runs.indexOf(run)));
-        const values = run.learned.classes[part];
-        return { type: "bar", name: run.label, x: values.map((_, c) => c), y: values, marker: { color: look(k).colour } };
-      });
-      const shown = layout("class", symbol, { barmode: "group" });
-      shown.xaxis.dtick = 1;
-      planned(grid, symbol, bars, shown);
+  const sections = data.runs.flatMap((run) => (run.learned ?? []).map((one) => ({ run, key: `${one.heading}\n${one.text}`, ...one })));
+  for (const key of new Set(sections.map((one) => one.key))) {
+    const alike = sections.filter((one) => one.key === key);
+    section.append(element("h2", {}, alike[0].heading), element("p", {}, alike[0].text));
+    for (const { run, parts } of alike) {
+      const grid = element("div", { class: "grid" });
+      section.append(grid);
+      const [histograms, galleries] = ["histogram", "gallery"].map((kind) => parts.filter((part) => part.kind === kind));
+      for (const part of histograms) drawHistogram(grid, run.label, part);
+      const label = histograms.length ? "" : `${run.label}: `;
+      if (galleries.length) grid.append(element("div", {}, ...galleries.map((part) => gallery(label + part.title, part.pictures))));
     }
+    const grid = element("div", { class: "grid" });
+    section.append(grid);
+    const bars = alike.flatMap(({ run, parts }) => parts.filter((part) => part.kind === "bars").map((part) => ({ run, ...part })));
+    for (const title of new Set(bars.map((part) => part.title))) drawBars(grid, title, bars.filter((part) => part.title === title));
   }
 }
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.metadata
+import io
 import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curves import Curve, curves, differences, flat, labels, metrics
 from fedbilevel.report.grid_picture import heat_map
-from fedbilevel.report.learned import learned
 from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.derivative_counts import Tally
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.sweep import SweepFolder
-from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.shown import Bars, Gallery, Histogram
 
 AXES = {
     "rounds": "communication rounds",
@@ -28,6 +31,7 @@ AXES = {
     "gradients": "gradient evaluations",
     "seconds": "seconds",
 }
+BINS = 40  # of a histogram
 
 
 def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -> dict[str, Any]:
@@ -43,15 +47,15 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         except InputError as error:
             notes.append(f"{folder.path} is shown without what its task would tell: {error}")
         runs.append(run)
-    measured = metrics(shown)
+    metric_names = metrics(shown)
     return {
         "version": importlib.metadata.version("fedbilevel"),
         "axes": AXES,
         "colours": COLOURS,
-        "headlines": list(dict.fromkeys(curve.headline for curve in shown)),
-        "metrics": measured,
+        "metrics": metric_names,
+        "losses": LOSSES,
         "runs": runs,
-        "series": _series(runs, plain, described, measured),
+        "series": _series(runs, plain, described, metric_names),
         "differences": differences(described),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],
@@ -101,9 +105,31 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     if where in holdings:
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
-    if x is not None:
-        settings = find(TASKS, "task", configuration.task).configure(configuration.task, configuration.knobs)
-        run["learned"] = learned(settings, configuration.data, task, x)
+    if x is not None and not np.array_equal(x, np.asarray(task.x)):
+        run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
+
+
+def _part(part: Histogram | Gallery | Bars) -> dict[str, Any]:
+    """One thing that a task shows."""
+    match part:
+        case Histogram(groups=groups):
+            edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), BINS)
+            counts = {name: np.histogram(numbers, edges)[0].tolist() for name, numbers in groups.items()}
+            return {**part._asdict(), "kind": "histogram", "edges": edges.tolist(), "groups": counts}
+        case Gallery(pictures=pictures):
+            encoded = [{**picture._asdict(), "image": _data_url(picture.image)} for picture in pictures]
+            return {**part._asdict(), "kind": "gallery", "pictures": encoded}
+        case Bars(numbers=numbers):
+            return {**part._asdict(), "kind": "bars", "numbers": np.asarray(numbers, float).tolist()}
+
+
+def _data_url(image: np.ndarray) -> str:
+    """The image as a PNG within the page."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 @functools.lru_cache(maxsize=64)
@@ -113,7 +139,7 @@ def _tally(configuration: str) -> Tally:
 
 
 def _series(
-    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], measured: list[str]
+    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], metric_names: list[str]
 ) -> list[dict[str, Any]]:
     """The curves of a chart: one for every configuration, over all seeds that it was run with."""
     groups = series(plain)
@@ -122,7 +148,7 @@ def _series(
     for group, name in zip(groups, names, strict=True):
         bands: dict[str, dict[str, Any]] = {}
         for axis in AXES if len(group) > 1 else ():
-            for metric in measured:
+            for metric in metric_names:
                 points = [_points(runs[k]["columns"], axis, metric) for k in group]
                 found = band(*zip(*points, strict=True)) if all(p[0] for p in points) else None
                 if found is not None:
@@ -132,7 +158,7 @@ def _series(
 
 
 def _points(columns: dict[str, list], axis: str, metric: str) -> tuple[list[float], list[float]]:
-    """Where a metric was measured, and what it was."""
+    """Where a metric is known, and what it is there."""
     both = zip(columns.get(axis, []), columns.get(metric, []), strict=False)
     known = [(at, value) for at, value in both if at is not None and value is not None]
     return [at for at, _ in known], [value for _, value in known]

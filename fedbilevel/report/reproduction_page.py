@@ -37,8 +37,8 @@ deviations for nothing. The grids were placed by a first look at a coarser one. 
 What the paper's values give is their cell of the grid, by the seeds of the choice, one or three: `*.tuned.toml` has them.
 
 *Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
-minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or was not
-measured by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
+minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or had
+no metrics by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
 Costs are means over the runs that did not diverge, if there are any.
 """
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.report.curves import Curve, metrics
 
 
 def table(curves: Sequence[Curve]) -> Table:
-    """The last row of every run, without its losses."""
-    shown = [name for name in metrics(curves) if not name.endswith("_loss")]
+    """The last row of every run, without the upper and the lower loss."""
+    shown = [name for name in metrics(curves) if name not in LOSSES]
     out = Table(box=None, pad_edge=False, header_style="bold")
     out.add_column("run", overflow="fold")
     for name in [*(m.replace("_", " ") for m in shown), "rounds", "MB up", "MB down", "seconds"]:

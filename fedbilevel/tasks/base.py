@@ -1,11 +1,11 @@
-"""What a task is: a problem with its data, its start, and how to judge a solution."""
+"""What a task is: a problem with its data, its start and its metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -14,8 +14,10 @@ from jax import Array, lax
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
+from fedbilevel.tasks.shown import Shown
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
+Better = Mapping[str, Literal["higher", "lower"]]  # metric -> which of its values are better
 
 
 class Holdings(NamedTuple):
@@ -91,11 +93,11 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    It is judged by the problem's `measures` of the clients' data, and by the named numbers that `metrics(x, y)` gives
-    without looking at any client's data, so that a server can do it. `y` has there a row per client if the lower level is
-    local.
+    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` gives without looking at any
+    client's data, so that a server can compute them; there `y` has a row per client if the lower level is local.
     `truths` names those of the metrics that compare with what is known of simulated data alone.
     `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
+    `shown(x)` is what a report shows of an x that a run has found.
     """
 
     population: Population
@@ -106,14 +108,15 @@ class Task:
     strongly_convex: bool = True
     holdings: Holdings | None = None
     truths: tuple[str, ...] = ()
+    shown: Callable[[np.ndarray], Sequence[Shown]] = lambda x: ()
 
     @functools.cached_property
     def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at (x, y), compiled once for all runs on the task."""
 
         def evaluate(x: Array, y: Any) -> dict[str, Array]:
-            measures = ground_truth.metrics(self.population, x, y, self.lower_level)
-            return {**dict(zip(self.population.problem.metric_names, measures, strict=True)), **self.metrics(x, y)}
+            on_data = ground_truth.metrics(self.population, x, y, self.lower_level)
+            return {**dict(zip(self.population.problem.metric_names, on_data, strict=True)), **self.metrics(x, y)}
 
         return jax.jit(evaluate)
 
@@ -129,9 +132,10 @@ class Task:
 
 
 class TaskSettings(Protocol):
-    """The class of a task: its knobs, and how it is judged."""
+    """The class of a task: its knobs, and what is known of its metrics."""
 
     headline: ClassVar[str]  # the metric to compare methods by
+    better: ClassVar[Better]  # for its metrics; one that it does not name, such as either loss, is better lower
     suited: ClassVar[SuitedTable]  # the first task's hold for the others where those have none of their own
 
     def build(self, data: str = "") -> Task:

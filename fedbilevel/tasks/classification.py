@@ -20,7 +20,6 @@ from fedbilevel.tasks.data.partition import Parts
 from fedbilevel.tasks.models import lenet, mlp
 from fedbilevel.tasks.models.mlp import Layer
 
-CLASSES = 10
 TESTED_AT_ONCE = 500  # test images
 
 
@@ -53,7 +52,7 @@ def scaling(default: str = "unit") -> Any:
 
 def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed: int) -> Network:
     """An MLP with hidden layers of the given widths, or LeNet-5, for the images of a set."""
-    key = randomness.key(seed)
+    key, classes = randomness.key(seed), len(source.classes)
     side, channels = source.images.shape[1], int(np.prod(source.images.shape[3:]))
     center, spread = (source.images.mean() / 255, source.images.std() / 255) if scaling == "standard" else (0.0, 1.0)
 
@@ -61,9 +60,9 @@ def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed
         return (jnp.asarray(images).astype(float) / 255 - center) / spread
 
     if kind == "mlp":
-        layers = mlp.init(key, [side * side * channels, *hidden, CLASSES])
+        layers = mlp.init(key, [side * side * channels, *hidden, classes])
         return Network(layers, lambda layers, images: mlp.apply(layers, pixels(images).reshape(len(images), -1)), head=1)  # type: ignore[arg-type]
-    layers = lenet.init(key, channels, CLASSES)
+    layers = lenet.init(key, channels, classes)
     return Network(layers, lambda layers, images: lenet.apply(layers, pixels(images).reshape(-1, side, side, channels)), head=2)
 
 
@@ -110,10 +109,7 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
     return for_training, for_validation
 
 
-DIGITS = tuple(str(c) for c in range(CLASSES))
-
-
-def holdings(labels: np.ndarray, names: tuple[str, ...] = DIGITS, **parts: Parts) -> Holdings:
+def holdings(labels: np.ndarray, classes: tuple[str, ...], **parts: Parts) -> Holdings:
     """Who holds how many of which class, by what for."""
-    counts = {what: np.stack([np.bincount(labels[p], minlength=len(names)) for p in dealt]) for what, dealt in parts.items()}
-    return Holdings(names, counts)
+    counts = {what: np.stack([np.bincount(labels[p], minlength=len(classes)) for p in dealt]) for what, dealt in parts.items()}
+    return Holdings(classes, counts)

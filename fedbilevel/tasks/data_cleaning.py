@@ -29,10 +29,13 @@ from fedbilevel.core.sets import EVERYWHERE, Box, Sets
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
-from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
+from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.data.partition import Parts
+from fedbilevel.tasks.shown import Gallery, Histogram, Picture, Shown
+
+PICTURES = 20  # of the most, and of the least trusted samples
 
 
 class NoisyRows(NamedTuple):
@@ -51,11 +54,34 @@ def roc_auc(scores: Array, positive: Array) -> Array:
     return jnp.where(pairs > 0, jnp.sum(jnp.where(positive, below / 2, 0)) / jnp.maximum(pairs, 1), 0.5)
 
 
+def trust(weights: np.ndarray, rows: NoisyRows, true: np.ndarray, classes: tuple[str, ...]) -> Shown:
+    """The weights of right and of corrupted samples, and the samples at both ends."""
+    images, given, order = np.asarray(rows.images), np.asarray(rows.labels), np.argsort(weights)
+    corrupted = given != true
+
+    def picture(n: int) -> Picture:
+        label, truth = classes[given[n]], classes[true[n]]
+        caption = f"{label} ({truth})" if corrupted[n] else label
+        return Picture(images[n], caption, f"labelled {label}, truly {truth}, weight {weights[n]:.3g}", bool(corrupted[n]))
+
+    return Shown(
+        "Which samples are trusted",
+        "The learned weight of every training sample. Below a picture is its given label; a dashed frame says that this is "
+        "wrong, and the true one is in brackets.",
+        (
+            Histogram("learned weight", "samples", {"right label": weights[~corrupted], "corrupted label": weights[corrupted]}),
+            Gallery("most trusted", [picture(n) for n in order[::-1][:PICTURES]]),
+            Gallery("least trusted", [picture(n) for n in order[:PICTURES]]),
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class DataCleaning:
     """Weigh training samples with noisy labels by their use for clean validation data."""
 
     headline: ClassVar[str] = "test_accuracy"
+    better: ClassVar[Better] = {"test_accuracy": "higher", "roc_auc": "higher", "validation_error": "lower"}
     suited: ClassVar[SuitedTable] = {
         "data-cleaning": suit(
             "by trial on the digits, momenta of Li et al.",
@@ -152,14 +178,15 @@ class DataCleaning:
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Images = datasets.load(self.dataset, data)
-        train, validation = self.dealt(source.labels)
+        train, validation = self._dealt(source.labels)
         place = np.split(np.arange(sum(map(len, train)), dtype=np.int32), np.cumsum([len(part) for part in train])[:-1])
         samples = np.concatenate(train)
         rng = np.random.default_rng(self.data_seed)
-        given = source.labels[samples].copy()
+        true, classes = source.labels[samples], source.classes
+        given = true.copy()
         replaced = rng.random(len(samples)) < self.rho
-        given[replaced] = rng.integers(0, CLASSES, replaced.sum())
-        right = jnp.asarray(given == source.labels[samples])
+        given[replaced] = rng.integers(0, len(classes), replaced.sum())
+        right = jnp.asarray(given == true)
 
         hidden = [self.hidden] * (self.layers - 1)
         net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
@@ -192,18 +219,14 @@ class DataCleaning:
         def metrics(x: Array, y: Array) -> dict[str, Array]:
             return {"test_accuracy": classification.accuracy(net, model(y), *test), "roc_auc": roc_auc(x, right)}
 
-        held = classification.holdings(source.labels, training=train, clean=validation)
-        return Task(
-            population,
-            x0,
-            y0,
-            metrics,
-            strongly_convex=False,
-            holdings=held,
-            truths=("roc_auc",),
-        )
+        held = classification.holdings(source.labels, classes, training=train, clean=validation)
 
-    def dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
+        def shown(x: np.ndarray) -> tuple[Shown]:
+            return (trust(1 / (1 + np.exp(-x)) if sigmoid else x, population.lower.rows, true, classes),)
+
+        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, truths=("roc_auc",), shown=shown)
+
+    def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""
         if self.clean == "own":
             parts = partition.deal(self.partition, labels, self.clients, self.data_seed)

@@ -10,8 +10,8 @@ A client's lower loss is the sum over its tasks, so that the step of each classi
 minibatch of b tasks each counts T/b times: the steps γ on the classifiers and τ of the Neumann series that suit all tasks
 at once must then be smaller by b/T, or they diverge.
 
-Omniglot's characters, in four rotations each, are dealt by alphabets; MiniImageNet by classes. Judged on tasks of alphabets
-or classes that no client has, each with a classifier trained to the end.
+Omniglot's characters, in four rotations each, are dealt by alphabets; MiniImageNet by classes. The test accuracy is that
+on tasks of alphabets or classes that no client has, each with a classifier trained to the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, count, flag, real
-from fedbilevel.tasks.base import STORM, Holdings, SuitedTable, Task, suit
+from fedbilevel.tasks.base import STORM, Better, Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.models import conv4
@@ -54,6 +54,7 @@ class FewShot:
     """Learn a backbone for all clients with which each of their few-shot tasks is learned from a few examples."""
 
     headline: ClassVar[str] = "test_accuracy"
+    better: ClassVar[Better] = {"test_accuracy": "higher", "validation_error": "lower"}
     suited: ClassVar[SuitedTable] = {
         "few-shot": suit(
             "by trial on the glyphs",
@@ -87,7 +88,7 @@ class FewShot:
     train_groups: int = count(4, "alphabets (Omniglot: 33) or classes (MiniImageNet: 64) that the clients hold")
     spared_groups: int = count(0, "alphabets or classes kept for tuning, used by nobody here (Omniglot: 5)", least=0)
     tasks: int = count(16, "T, tasks of a client")
-    test_tasks: int = count(20, "tasks of unseen alphabets to judge by")
+    test_tasks: int = count(20, "tasks of unseen alphabets, for the test accuracy")
     rotations: bool = flag(True, "whether a class turned by 90, 180 or 270 degrees is another class")
     filters: int = count(16, "of each convolution; the paper's: 64")
     halving: str = choice("stride", "how convolutions halve their maps: by stride, or by pooling", ("stride", "pooling"))
@@ -174,7 +175,7 @@ class FewShot:
         unit = classes if self._by_class else source.group
         units = np.random.default_rng(self.data_seed).permutation(np.unique(unit))
         pool = unseen = units
-        if self._by_class and len(source.groups) > 1:  # the set's own split: judged by its validation classes, as the paper
+        if self._by_class and len(source.groups) > 1:  # the set's own split: tested on its validation classes, as the paper
             names = np.asarray(source.groups)[source.group]
             pool, unseen = (units[names[units] == name] for name in ("train", "validation"))
         held = pool[: self.train_groups]
@@ -182,7 +183,7 @@ class FewShot:
         if not len(unseen) or len(held) < self.train_groups:
             raise InputError(
                 f"few-shot: {self.dataset} has {len(pool)} {'classes' if self._by_class else 'alphabets'} to hold here; "
-                f"{self.train_groups} to train on and {self.spared_groups} spared leave none to judge by: lower one of the two"
+                f"{self.train_groups} to train on and {self.spared_groups} spared leave none to test on: lower one of the two"
             )
         mine = classes[np.isin(unit, held)]
         parts = [mine[part] for part in partition.groups(unit[mine], self.clients, self.data_seed)]

@@ -21,7 +21,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 
@@ -31,6 +31,7 @@ class HyperRepresentation:
     """Learn features on validation data, and one head for all clients on training data."""
 
     headline: ClassVar[str] = "test_accuracy"
+    better: ClassVar[Better] = {"test_accuracy": "higher"}
     suited: ClassVar[SuitedTable] = {
         "hyper-representation": suit(
             "by trial on the digits",
@@ -112,6 +113,6 @@ class HyperRepresentation:
             accuracy = classification.accuracy(net, [*x_layers(x), *y_layers(y)], *test)
             return {"test_accuracy": accuracy}
 
-        held = classification.holdings(source.labels, training=train, validation=validation)
+        held = classification.holdings(source.labels, source.classes, training=train, validation=validation)
         convex = self.model == "mlp" and self.rc > 0
         return Task(population, x0, y0, metrics, strongly_convex=convex, holdings=held)

@@ -24,9 +24,10 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.settings import check_all, choice, count, real
 from fedbilevel.tasks import classification
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
-from fedbilevel.tasks.classification import CLASSES, Labelled, cross_entropy, squared_norm
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
+from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.shown import Bars, Shown
 
 
 class VectorScaling(NamedTuple):
@@ -46,6 +47,7 @@ class LossTuning:
     """Tune the loss of a classifier so that it treats rare classes fairly."""
 
     headline: ClassVar[str] = "balanced_accuracy"
+    better: ClassVar[Better] = {"balanced_accuracy": "higher", "worst_class_accuracy": "higher", "test_accuracy": "higher"}
     suited: ClassVar[SuitedTable] = {
         "loss-tuning": suit(
             "by trial on the digits",
@@ -108,7 +110,9 @@ class LossTuning:
         )
         hidden = [self.hidden] * (self.layers - 1)
         net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
-        weights = self.ratio ** (-np.arange(CLASSES) / (CLASSES - 1))
+        names = source.classes
+        classes = len(names)
+        weights = self.ratio ** (-np.arange(classes) / (classes - 1))
         fair = jnp.asarray(weights / weights[source.labels[kept]].mean())
 
         def f(x: VectorScaling, y: Any, rows: Labelled) -> Array:
@@ -117,20 +121,26 @@ class LossTuning:
         def g(x: VectorScaling, y: Any, rows: Labelled) -> Array:
             return x.loss(net.apply(y, rows.images), rows.labels).mean() + self.rc * squared_norm(y)
 
-        start = VectorScaling(jnp.ones(CLASSES), jnp.ones(CLASSES), jnp.zeros(CLASSES))
-        problem, x0, y0, _, layers = from_trees(f, g, start, net.layers)
+        start = VectorScaling(jnp.ones(classes), jnp.ones(classes), jnp.zeros(classes))
+        problem, x0, y0, tuned, layers = from_trees(f, g, start, net.layers)
         upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
         population = Population.build(problem, upper, lower, batch_size=self.batch_size)
         images, labels = (jnp.asarray(a) for a in (source.test_images, source.test_labels))
 
         def metrics(x: Array, y: Array) -> dict[str, Array]:
             right = classification.guesses(net, layers(y), images) == labels
-            by_class = jax.ops.segment_sum(right.astype(float), labels, CLASSES) / jnp.bincount(labels, length=CLASSES)
+            by_class = jax.ops.segment_sum(right.astype(float), labels, classes) / jnp.bincount(labels, length=classes)
             return {
                 "balanced_accuracy": by_class.mean(),
                 "worst_class_accuracy": by_class.min(),
                 "test_accuracy": right.mean(),
             }
 
-        held = classification.holdings(source.labels, training=train, validation=validation)
-        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held)
+        held = classification.holdings(source.labels, names, training=train, validation=validation)
+
+        def shown(x: np.ndarray) -> tuple[Shown]:
+            numbers = dict(zip(("weight ω", "scale δ", "shift τ"), tuned(x), strict=True))
+            text = f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class {names[0]} is the most frequent one."
+            return (Shown("How classes are weighed", text, [Bars(title, "class", names, n) for title, n in numbers.items()]),)
+
+        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel, Problem
 from fedbilevel.settings import check_all, choice, count, real
-from fedbilevel.tasks.base import SuitedTable, Task
+from fedbilevel.tasks.base import Better, SuitedTable, Task
 
 RIDGE = 0.1  # ρ
 
@@ -100,6 +100,7 @@ class Quadratic:
     """Heterogeneous quadratics with a known solution."""
 
     headline: ClassVar[str] = "x_error"
+    better: ClassVar[Better] = {"x_error": "lower", "y_error": "lower"}
     suited: ClassVar[SuitedTable] = {}
 
     clients: int = count(10, "number of clients")

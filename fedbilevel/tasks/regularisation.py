@@ -21,7 +21,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.sets import Box, Sets
 from fedbilevel.settings import check_all, choice, count
-from fedbilevel.tasks.base import STORM, THREE_ROUNDS, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import holdings, split
 from fedbilevel.tasks.data import partition
 
@@ -61,6 +61,7 @@ class Regularisation:
     """Learn a weight decay for each feature of a logistic regression across hospitals."""
 
     headline: ClassVar[str] = "test_loss"
+    better: ClassVar[Better] = {"test_loss": "lower", "test_accuracy": "higher"}
     suited: ClassVar[SuitedTable] = {
         "regularisation": suit(
             "by trial",

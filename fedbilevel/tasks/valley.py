@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.settings import check_all, count, real
-from fedbilevel.tasks.base import SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.base import Better, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.quadratic import RIDGE, UpperRows, f, noisy_rows
 
 
@@ -45,6 +45,7 @@ class Valley:
     """A lower level that is not convex, with a known solution."""
 
     headline: ClassVar[str] = "x_error"
+    better: ClassVar[Better] = {"x_error": "lower", "y_error": "lower"}
     suited: ClassVar[SuitedTable] = {
         "valley": suit(
             "by trial; MeFBO's γ is below ¼",

@@ -59,7 +59,7 @@ def _pairs(plan: Reproduction, panel: Panel) -> Iterator[Pair]:
 
 def _higher(plan: Reproduction, column: Column) -> bool:
     """Whether a column's larger numbers are the better ones."""
-    return column.at is not None and higher_is_better(plan.metric)
+    return column.at is not None and higher_is_better(plan.task, plan.metric)
 
 
 def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:

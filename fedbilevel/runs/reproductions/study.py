@@ -33,7 +33,7 @@ from fedbilevel.runs.reproductions.plan import (
     tuned_text,
 )
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder, ranked, untied
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder, untied
 
 Observe = Callable[[str, int], None]  # told the line under way and its rounds
 
@@ -76,7 +76,7 @@ class Study:
         metric = self.reproduction.metric
         folder = SweepFolder(self._folder("tuning", panel, method))
         cells = folder.cells()
-        best = ranked(cells, metric)[0]
+        best = folder.sweep.ranked(cells, metric)[0]
         if best.diverged:
             best = max(cells, key=_endurance)
         choice = {

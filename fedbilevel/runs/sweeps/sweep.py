@@ -116,6 +116,16 @@ class Sweep:
         options = replace(self.options, seed=seed)
         return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, options, data=self.data)
 
+    def ranked(self, cells: Sequence[Cell], metric: str) -> list[Cell]:
+        """The best of its cells first, by this metric; those with a run that diverged last."""
+        sign = -1 if higher_is_better(self.task, metric) else 1
+
+        def rank(cell: Cell) -> tuple[bool, float]:
+            mean = cell.mean(metric)
+            return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
+
+        return sorted(cells, key=rank)
+
     def metrics(self) -> list[str]:
         """The names of its runs' metrics."""
         return self.configuration(self.cells()[0], self.first_seed).experiment().task.metric_names()
@@ -156,20 +166,9 @@ class Cell(NamedTuple):
         return deviation(self.last(metric))
 
 
-def higher_is_better(metric: str) -> bool:
-    """Whether a metric is one of those that should be large."""
-    return metric.endswith(("accuracy", "auc"))
-
-
-def ranked(cells: Sequence[Cell], metric: str) -> list[Cell]:
-    """The best cell first; those with a run that diverged last."""
-    sign = -1 if higher_is_better(metric) else 1
-
-    def rank(cell: Cell) -> tuple[bool, float]:
-        mean = cell.mean(metric)
-        return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
-
-    return sorted(cells, key=rank)
+def higher_is_better(task: str, metric: str) -> bool:
+    """Whether the task says so of its metric; where it says nothing, lower is better."""
+    return find(TASKS, "task", task).load().better.get(metric) == "higher"
 
 
 class SweepFolder:
@@ -255,7 +254,7 @@ class SweepFolder:
     def conclude(self) -> list[Cell]:
         """Write the table, and the best cell's settings; the cells, best first."""
         sweep, metric = self.sweep, self.metric
-        cells = ranked(self.cells(), metric)
+        cells = sweep.ranked(self.cells(), metric)
         names = [n for n in cells[0].outcomes[0].rows[0] if n not in COUNTERS]
         lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
         for cell in cells:

@@ -19,6 +19,7 @@ from fedbilevel.tasks.data.datasets import Images, damaged, parsing
 FOLDER, ARCHIVE, SUBSET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10-subset.npz"
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 WANTED = f"{FOLDER}/ (with {BATCHES[0]} to _5 and {BATCHES[-1]}), {ARCHIVE} or {SUBSET}"
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LARGEST = 1 << 28  # bytes of a part of an archive, unpacked
 
 Batch = tuple[np.ndarray, np.ndarray]  # images, labels
@@ -37,7 +38,7 @@ def read(found: Sequence[Path]) -> Images:
     if found[0].name == SUBSET:
         return _npz(found[0])
     images, labels = zip(*(_archived(found[0]) if found[0].name == ARCHIVE else _opened(found)), strict=True)
-    return Images(np.concatenate(images[:5]), np.concatenate(labels[:5]), images[5], labels[5])
+    return Images(np.concatenate(images[:5]), np.concatenate(labels[:5]), images[5], labels[5], CLASSES)
 
 
 def _opened(paths: Sequence[Path]) -> Iterator[Batch]:
@@ -85,7 +86,7 @@ def _npz(path: Path) -> Images:
     names = [f"{part}_{kind}" for part in ("train", "test") for kind in ("images", "labels")]
     with parsing(path, f"is not an npz file of {', '.join(names)}"), zipfile.ZipFile(path) as archive:
         parts = [_member(archive, archive.getinfo(f"{name}.npy")) for name in names]
-    return Images(*_checked(path, *parts[:2]), *_checked(path, *parts[2:]))
+    return Images(*_checked(path, *parts[:2]), *_checked(path, *parts[2:]), CLASSES)
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
@@ -107,6 +108,6 @@ def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Batch:
         raise damaged(path, f"holds images of {images.dtype} {images.shape}, not of uint8 (n, 32, 32, 3)")
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise damaged(path, f"holds labels of {labels.dtype} {labels.shape} for {len(images)} images")
-    if not len(labels) or labels.min() < 0 or labels.max() > 9:
-        raise damaged(path, "must hold labels from 0 to 9, and at least one")
+    if not len(labels) or labels.min() < 0 or labels.max() >= len(CLASSES):
+        raise damaged(path, f"must hold labels from 0 to {len(CLASSES) - 1}, and at least one")
     return images, labels.astype(np.int32)

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 
 class Images(NamedTuple):
-    """Images of ten classes: uint8 (n, height, width) or (n, height, width, 3); `test_` parts are for judging only."""
+    """Images of some classes: uint8 (n, height, width) or (n, height, width, 3); `test_` parts are for metrics only."""
 
     images: np.ndarray
-    labels: np.ndarray  # int32
+    labels: np.ndarray  # int32, positions in `classes`
     test_images: np.ndarray
     test_labels: np.ndarray
+    classes: tuple[str, ...]  # what they are called, however many there are
 
 
 class Classes(NamedTuple):

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedbilevel.tasks.data.datasets import Images
 
+CLASSES = tuple("0123456789")
+
 
 def make() -> Images:
     """scikit-learn's 1,797 digits of 8 x 8 pixels; 400 of them, the same always, are the test set."""
@@ -16,4 +18,4 @@ def make() -> Images:
     labels = bunch.target.astype(np.int32)
     order = np.random.default_rng(0).permutation(len(images))
     test, rest = order[:400], order[400:]
-    return Images(images[rest], labels[rest], images[test], labels[test])
+    return Images(images[rest], labels[rest], images[test], labels[test], CLASSES)

@@ -9,8 +9,9 @@ from fedbilevel.tasks.data import idx
 from fedbilevel.tasks.data.datasets import Images
 
 WANTED, find = idx.WANTED, idx.find
+CLASSES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
 def read(found: Sequence[Path]) -> Images:
     """The set, from what `find` found."""
-    return idx.read(found, "fashion-mnist")
+    return idx.read(found, "fashion-mnist", CLASSES)

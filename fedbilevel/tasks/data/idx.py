@@ -21,7 +21,7 @@ SHAPES = {
     "t10k-images-idx3-ubyte": (10_000, 28, 28),
     "t10k-labels-idx1-ubyte": (10_000,),
 }
-PER_CLASS = {  # training images of the classes 0 to 9
+PER_CLASS = {  # training images, by label
     "mnist": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
     "fashion-mnist": [6000] * 10,
 }
@@ -34,14 +34,14 @@ def find(folder: Path) -> list[Path]:
     return [path for path in found if path] if all(found) else []
 
 
-def read(found: Sequence[Path], name: str) -> Images:
-    """The set of that name, from its four files in the order of `SHAPES`."""
+def read(found: Sequence[Path], name: str, classes: tuple[str, ...]) -> Images:
+    """The set of that name and of those classes, from its four files in the order of `SHAPES`."""
     parts = [_array(path, shape) for path, shape in zip(found, SHAPES.values(), strict=True)]
     for path, labels in zip(found[1::2], parts[1::2], strict=True):
-        if labels.max() > 9:
-            raise damaged(path, f"holds the label {labels.max()}, and labels go from 0 to 9")
-    _check_set(found[1], np.bincount(parts[1], minlength=10).tolist(), name)
-    return Images(parts[0], parts[1].astype(np.int32), parts[2], parts[3].astype(np.int32))
+        if labels.max() >= len(classes):
+            raise damaged(path, f"holds the label {labels.max()}, and labels go from 0 to {len(classes) - 1}")
+    _check_set(found[1], np.bincount(parts[1], minlength=len(classes)).tolist(), name)
+    return Images(parts[0], parts[1].astype(np.int32), parts[2], parts[3].astype(np.int32), classes)
 
 
 def _check_set(path: Path, per_class: list[int], name: str) -> None:
@@ -50,7 +50,7 @@ def _check_set(path: Path, per_class: list[int], name: str) -> None:
     for other, its in PER_CLASS.items():
         if per_class == its:
             raise InputError(f"{path}: holds the labels of {other}, not of {name}: name the folder of {name} with --data")
-    raise damaged(path, f"holds {per_class} labels from 0 to 9, and those of {name} are {PER_CLASS[name]}")
+    raise damaged(path, f"holds {per_class} labels from 0 to {len(per_class) - 1}, and those of {name} are {PER_CLASS[name]}")
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
