@@ -16,6 +16,10 @@ from fedbilevel.core.problem import LowerLevel
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, settings
 
+U_NORM = {"u_norm": "|u|"}
+HYPERGRADIENT_NORM = {"hypergradient_norm": "length of the estimate of ∇h(x) that x moved along"}
+DRIFT = {"drift": "root mean square distance of the clients' iterates from their average, before it"}
+
 
 class Algorithm(abc.ABC):
     """A method for federated bilevel problems: fields are hyperparameters, `at_client` methods run at clients."""
@@ -45,7 +49,15 @@ class Algorithm(abc.ABC):
     def step_sizes(self, step: int) -> dict[str, float]:
         """The numbers in force at an outer step, for messages."""
         given = {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}
-        return {**given, **self.scheduled(step)} if isinstance(self, Scheduled) else given
+        return {**given, **self.scheduled_at(step)}
+
+    def diagnostics(self) -> dict[str, str]:
+        """The numbers that a run has beside its metrics, with the meaning in words: what is reported, and the schedule."""
+        return {**self.reports, **dict.fromkeys(self.scheduled_at(0), "in force at the step")}
+
+    def scheduled_at(self, step: int) -> dict[str, float]:
+        """Those of them that change from step to step."""
+        return self.scheduled(step) if isinstance(self, Scheduled) else {}
 
 
 class Scheduled(Algorithm):

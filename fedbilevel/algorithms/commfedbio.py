@@ -11,12 +11,13 @@ e_m stays with it from step to step. Where weights differ, a client weighs its g
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.algorithms.estimators import Sparse, compressed
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client
@@ -35,6 +36,8 @@ class State(NamedTuple):
 @algorithm
 class CommFedBiO(DoubleLoop):
     """Lower rounds, compressed rounds on the linear system with error feedback, then one averaged step on x."""
+
+    reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM, **U_NORM}
 
     lower_solver: str = choice("fedavg", "how y approaches y*(x)", LOWER_ROUNDS)
     tau: float = step_size(0.2, "τ, step on u")
@@ -73,7 +76,9 @@ class CommFedBiO(DoubleLoop):
             return u - self.tau * entries.dense(u.size) / S.active.sum(), S.put(residual, result[1])
 
         u, residual = clients.loop(self.system_rounds, system_round, (u, residual))
-        return State(x - self.alpha * clients.draw().mean(self.hypergradient_part, x, y, u), y, u, residual)
+        h = clients.draw().mean(self.hypergradient_part, x, y, u)
+        clients.report(u_norm=jnp.linalg.norm(u), hypergradient_norm=jnp.linalg.norm(h))
+        return State(x - self.alpha * h, y, u, residual)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + self.system_rounds + 1

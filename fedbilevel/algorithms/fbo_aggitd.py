@@ -15,13 +15,14 @@ Algorithm 1 lacks λ, which the closed form below it has; line 15's z^{N-1} is t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, Cohort, at_client
 from fedbilevel.core.problem import Pair
@@ -31,6 +32,8 @@ from fedbilevel.settings import choice, step_size
 @algorithm
 class FBOAggITD(DoubleLoop):
     """Aggregated iterative differentiation: the hypergradient estimate rides along with the rounds on y."""
+
+    reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
 
     lower_solver: str = choice("fedsvrg", "how y moves within a round", LOWER_ROUNDS, source="the paper's experiments")
     neumann_step: float = step_size(0.5, "λ, step of the Neumann series")
@@ -78,6 +81,7 @@ class FBOAggITD(DoubleLoop):
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
         S = clients.draw()
         h, y = self.aggregate(*state, clients, S, key)
+        clients.report(hypergradient_norm=jnp.linalg.norm(h))
         return Pair(S.mean(self.corrected_x, state.x, y, h), y)
 
     def rounds(self, key: Array, size: int) -> int:

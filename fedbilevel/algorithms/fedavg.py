@@ -8,11 +8,12 @@ Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import DRIFT, Algorithm, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Pair
 from fedbilevel.settings import count, step_size
@@ -23,6 +24,7 @@ class FedAvg(Algorithm):
     """Local SGD on the lower loss; x stays as it is."""
 
     needs_strong_convexity: ClassVar[bool] = False
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT}
 
     gamma: float = step_size(0.1, "γ, step on y")
     local_steps: int = count(5, "I, local steps between two averagings")
@@ -40,7 +42,9 @@ class FedAvg(Algorithm):
         return Pair(x, y)
 
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
-        return Pair(state.x, clients.draw().mean(self.local_y, state.x, state.y))
+        y, drift = clients.draw().mean_and_drift(self.local_y, state.x, state.y, around=state.y)
+        clients.report(drift=drift)
+        return Pair(state.x, y)
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

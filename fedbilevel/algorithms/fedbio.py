@@ -10,12 +10,13 @@ With D of `Problem.direction`, on mutually independent minibatches, all at the v
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
 from fedbilevel.settings import count, flag, step_size
@@ -24,6 +25,8 @@ from fedbilevel.settings import count, flag, step_size
 @algorithm
 class FedBiO(Algorithm):
     """Local steps on x, y and u, averaged every I steps."""
+
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM, **U_NORM}
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.5, "γ, step on y")
@@ -46,7 +49,10 @@ class FedBiO(Algorithm):
         return Point(x, y, jnp.zeros_like(y))
 
     def step(self, z: Point, clients: Clients, key: Array) -> Point:
-        return clients.draw().mean(self.local_point, z)
+        new, drift = clients.draw().mean_and_drift(self.local_point, z, around=z)
+        moved = jnp.linalg.norm(z.x - new.x) / (self.eta * self.local_steps)
+        clients.report(u_norm=jnp.linalg.norm(new.u), hypergradient_norm=moved, drift=drift)
+        return new
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

@@ -14,11 +14,13 @@ every derivative on a minibatch of its own. DistBiO is this with I = 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, Algorithm, algorithm
 from fedbilevel.algorithms.estimators import local_direction
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
@@ -37,6 +39,7 @@ class FedBiOLocal(Algorithm):
     """FedBiO for local lower levels: local steps, Neumann hypergradients, x averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")
@@ -70,7 +73,10 @@ class FedBiOLocal(Algorithm):
     def step(self, state: State, clients: Clients, key: Array) -> State:
         S = clients.draw()
         xy = S.map(self.local_point, state.x, S.take(state.y))
-        return State(S.mean(self.shared, xy), S.put(state.y, xy[1]))
+        x, drift = S.mean_and_drift(self.shared, xy, around=state.x)
+        moved = jnp.linalg.norm(state.x - x) / (self.eta * self.local_steps)
+        clients.report(hypergradient_norm=moved, drift=drift)
+        return State(x, S.put(state.y, xy[1]))
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

@@ -16,12 +16,13 @@ two round trips.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, Scheduled, algorithm
 from fedbilevel.algorithms.estimators import storm, storm_alpha
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
@@ -45,6 +46,7 @@ class FedBiOAcc(Scheduled):
     """Local steps on x, y and u with STORM momenta, averaged every I steps."""
 
     rounds_to_start: ClassVar[int] = 1
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM, **U_NORM}
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
@@ -111,8 +113,9 @@ class FedBiOAcc(Scheduled):
         last = t + self.local_steps - 1
         S = clients.draw()
         zd = S.map(self.local_iterates, z, d, t)
-        z = S.mean(self.last_point, zd, last)
+        z, drift = S.mean_and_drift(self.last_point, zd, last, around=z)
         d = S.mean(self.last_momentum, zd, z, last)
+        clients.report(u_norm=jnp.linalg.norm(z.u), hypergradient_norm=jnp.linalg.norm(d.x), drift=drift)
         return State(z.x, z.y, z.u, d.x, d.y, d.u, last + 1)
 
     def rounds(self, key: Array, size: int) -> int:

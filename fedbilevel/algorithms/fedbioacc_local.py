@@ -14,12 +14,13 @@ a u that nothing else in it uses.)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, Scheduled, algorithm
 from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
@@ -48,6 +49,7 @@ class FedBiOAccLocal(Scheduled):
 
     lower_level: ClassVar[LowerLevel] = "local"
     rounds_to_start: ClassVar[int] = 1
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
@@ -120,9 +122,10 @@ class FedBiOAccLocal(Scheduled):
         last = t + self.local_steps - 1
         S = clients.draw()
         zd = S.map(self.local_iterates, x, nu, S.take(own), t)
-        x = S.mean(self.last_x, zd, last)
+        x, drift = S.mean_and_drift(self.last_x, zd, last, around=x)
         result = S.map(self.last_nu_and_own, zd, x, last)
         nu = S.mean(self.shared, result)
+        clients.report(hypergradient_norm=jnp.linalg.norm(nu), drift=drift)
         return State(x, nu, S.put(own, result[1]), last + 1)
 
     def rounds(self, key: Array, size: int) -> int:

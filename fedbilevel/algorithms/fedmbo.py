@@ -23,12 +23,14 @@ p ← mean_S (p - ∇²_yy g_m p / ℓ), then h = mean_S (∇_x f_m - ∇²_xy g
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, at_client
 from fedbilevel.core.problem import Pair
@@ -38,6 +40,8 @@ from fedbilevel.settings import choice, count, flag, step_size
 @algorithm
 class FedMBO(DoubleLoop):
     """A lower solver, then a Neumann estimate of the hypergradient in rounds of its own, then a step on x."""
+
+    reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
 
     lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS, source="the paper's Algorithm 1")
     estimator: str = choice(
@@ -112,6 +116,7 @@ class FedMBO(DoubleLoop):
         x, y = state
         y = self.solve_lower(x, y, clients)
         h = self.hypergradient(x, y, clients, key)
+        clients.report(hypergradient_norm=jnp.linalg.norm(h))
         x = clients.draw().mean(self.corrected_x, x, y, h) if self.local_upper else x - self.alpha * h
         return Pair(x, y)
 

@@ -14,11 +14,13 @@ this for one client that holds all data: T steps of SGD on y, then x ← x - α 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.algorithms.estimators import neumann_hypergradient
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
@@ -29,6 +31,8 @@ from fedbilevel.settings import choice, count, flag, step_size
 @algorithm
 class LFedNest(DoubleLoop):
     """Lower rounds, then local steps along each client's own Neumann hypergradient."""
+
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
 
     lower_solver: str = choice("fedsvrg", "how y approaches y*(x)", LOWER_ROUNDS)
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
@@ -51,7 +55,9 @@ class LFedNest(DoubleLoop):
     def step(self, state: Pair, clients: Clients, key: Array) -> Pair:
         x, y = state
         y = self.solve_lower(x, y, clients)
-        return Pair(clients.draw().mean(self.local_x, x, y), y)
+        new, drift = clients.draw().mean_and_drift(self.local_x, x, y, around=x)
+        clients.report(hypergradient_norm=jnp.linalg.norm(x - new) / (self.alpha * self.local_steps), drift=drift)
+        return Pair(new, y)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + 1

@@ -20,12 +20,13 @@ client that holds all data, with I = 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, Scheduled, algorithm
 from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Pair, Tree
@@ -48,6 +49,7 @@ class LocalBSGVR(Scheduled):
     """STORM momenta on y and on the clients' own hypergradients, all averaged every I steps."""
 
     rounds_to_start: ClassVar[int] = 1
+    reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
@@ -123,8 +125,9 @@ class LocalBSGVR(Scheduled):
         last = t + self.local_steps - 1
         S = clients.draw()
         zd = S.map(self.local_iterates, z, d, scaling, t)
-        z = S.mean(self.last_point, zd, scaling, last)
+        z, drift = S.mean_and_drift(self.last_point, zd, scaling, last, around=z)
         d = S.mean(self.last_momentum, zd, z, last)
+        clients.report(hypergradient_norm=jnp.linalg.norm(d.x), drift=drift)
         return State(z.x, z.y, d.x, d.y, self.rescaled(d, *scaling), last + 1)
 
     def rounds(self, key: Array, size: int) -> int:

@@ -28,13 +28,14 @@ where λ_θ > 2γ: take λ_θ at least λ_y, and below 2γ. The paper's experime
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Scheduled, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, Scheduled, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Batch, Problem
 from fedbilevel.settings import choice, count, real, step_size
@@ -67,6 +68,7 @@ class MeFBO(Scheduled):
 
     constrained: ClassVar[bool] = True
     needs_strong_convexity: ClassVar[bool] = False
+    reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
 
     eta_x: float = step_size(0.5, "η_x, local step on x")
     eta_y: float = step_size(0.3, "η_y, local step on y")
@@ -126,6 +128,7 @@ class MeFBO(Scheduled):
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = Triple(*state[:3]), state.t
         h = clients.draw().unbiased_mean(self.mean_direction, z, t)
+        clients.report(hypergradient_norm=self.penalty_at(t) * jnp.linalg.norm(h.x))
         x, y, theta = z.moved(h, self.server_steps(t))
         X, Y = clients.sets
         return State(X.project(x), Y.project(y), Y.project(theta), t + 1)

@@ -15,13 +15,14 @@ ShroFBO (the paper's Algorithm 2) has clients send Σ_k D_m^k / τ_m and τ_m, a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
 from fedbilevel.settings import count, flag, step_size
@@ -30,6 +31,8 @@ from fedbilevel.settings import count, flag, step_size
 @algorithm
 class SimFBO(Algorithm):
     """Simultaneous local steps on x, y and u, one aggregation per step."""
+
+    reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM, **U_NORM}
 
     eta_x: float = step_size(0.02, "η_x, local step on x")
     eta_y: float = step_size(0.5, "η_y, local step on y")
@@ -73,7 +76,9 @@ class SimFBO(Algorithm):
             q = jax.tree.map(lambda d: rho * d, mean)
         else:
             q = clients.draw().unbiased_mean(self.direction_sum, z)
-        return z.moved(q, self.gamma_x, self.gamma_y, self.gamma_u, self.radius)
+        z = z.moved(q, self.gamma_x, self.gamma_y, self.gamma_u, self.radius)
+        clients.report(u_norm=jnp.linalg.norm(z.u), hypergradient_norm=jnp.linalg.norm(q.x) / self.local_steps)
+        return z
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

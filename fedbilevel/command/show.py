@@ -45,6 +45,10 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     console.print(table)
     for run_option, value in entry.run.items():
         console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
+    if name in ALGORITHMS:
+        reported = entry.configure(name, {}).diagnostics()
+        for number, meaning in reported.items():
+            console.print(f"\nreports {number}: {meaning}", soft_wrap=True)
     for task, other in TASKS.items() if name in ALGORITHMS else ():
         suited = other.load().suited.get(task, {}).get(name)
         if suited:

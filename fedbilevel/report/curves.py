@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedbilevel.core.problem import LOSSES
@@ -21,6 +21,7 @@ class Curve(NamedTuple):
     status: str
     bytes_per_float: int
     headline: str
+    diagnostics: Collection[str] = ()  # the names of what its algorithm reports beside the metrics
 
     def megabytes(self, row: dict[str, Any], *directions: str) -> float:
         """Sent in these directions until this row."""
@@ -36,8 +37,10 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
             raise InputError(f"{folder.path} has no metrics yet: resume it, or leave it out")
         ended = folder.result
         status = str(ended["status"]) if ended else "unfinished"
-        task = find(TASKS, "task", folder.configuration.task).load()
-        result.append(Curve(label, rows, status, folder.bytes_per_float, task.headline))
+        configuration = folder.configuration
+        headline = find(TASKS, "task", configuration.task).load().headline
+        diagnostics = configuration.configured_algorithm().diagnostics()
+        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, diagnostics))
     return result
 
 
@@ -66,6 +69,11 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def metrics(curves: Sequence[Curve]) -> list[str]:
     """The names of all metrics: first those by which methods are compared, last the two losses."""
-    found = [name for curve in curves for name in curve.rows[-1] if name not in COUNTERS]
+    found = [name for curve in curves for name in curve.rows[-1] if name not in (*COUNTERS, *curve.diagnostics)]
     in_order = [*(curve.headline for curve in curves), *(m for m in found if m not in LOSSES), *LOSSES]
     return list(dict.fromkeys(name for name in in_order if name in found))
+
+
+def diagnostics(curves: Sequence[Curve]) -> list[str]:
+    """The names of all that the runs' algorithms report."""
+    return list(dict.fromkeys(name for curve in curves for name in curve.rows[-1] if name in curve.diagnostics))

@@ -137,11 +137,16 @@ function traces(metric) {
 
 function showCurves() {
   const place = (metric) => document.getElementById(`chart-${metric}`);
-  for (const metric of data.metrics.filter((metric) => !place(metric))) {  // all places first: they share the width
-    const chart = element("div", { id: `chart-${metric}`, class: "chart" });
-    document.getElementById("charts").append(element("div", {}, element("h3", {}, words(metric)), chart));
+  const grids = { charts: data.metrics, diagnostics: data.diagnostics };
+  document.getElementById("reported").hidden = !data.diagnostics.length;
+  for (const [grid, names] of Object.entries(grids)) {
+    for (const name of names.filter((name) => !place(name))) {  // all places first: they share the width
+      const chart = element("div", { id: `chart-${name}`, class: "chart" });
+      document.getElementById(grid).append(element("div", {}, element("h3", {}, words(name)), chart));
+    }
   }
-  for (const metric of data.metrics) {
+  const open = document.getElementById("reported").open;
+  for (const metric of [...data.metrics, ...(open ? data.diagnostics : [])]) {
     const shown = layout(data.axes[chosen.axis], words(metric));
     if (chosen.logX) shown.xaxis.type = "log";
     if (chosen.logY) shown.yaxis.type = "log";
@@ -363,6 +368,7 @@ document.getElementById("theme").addEventListener("click", () => {
   setTheme(!document.documentElement.classList.contains("dark"));
   show();
 });
+document.getElementById("reported").addEventListener("toggle", showCurves);
 for (const [id, field] of [["log-x", "logX"], ["log-y", "logY"]]) {
   document.getElementById(id).addEventListener("change", (event) => { chosen[field] = event.target.checked; showCurves(); });
 }

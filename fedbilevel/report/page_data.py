@@ -16,7 +16,7 @@ import numpy as np
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
 from fedbilevel.report.confidence import band, series
-from fedbilevel.report.curves import Curve, curves, differences, flat, labels, metrics
+from fedbilevel.report.curves import Curve, curves, diagnostics, differences, flat, labels, metrics
 from fedbilevel.report.grid_picture import heat_map
 from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs.configuration import Configuration
@@ -47,15 +47,16 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         except InputError as error:
             notes.append(f"{folder.path} is shown without what its task would tell: {error}")
         runs.append(run)
-    metric_names = metrics(shown)
+    metric_names, reported = metrics(shown), diagnostics(shown)
     return {
         "version": importlib.metadata.version("fedbilevel"),
         "axes": AXES,
         "colours": COLOURS,
         "metrics": metric_names,
+        "diagnostics": reported,
         "losses": LOSSES,
         "runs": runs,
-        "series": _series(runs, plain, described, metric_names),
+        "series": _series(runs, plain, described, [*metric_names, *reported]),
         "differences": differences(described),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],

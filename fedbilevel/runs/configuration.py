@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.experiment import Experiment
@@ -94,8 +95,12 @@ class Configuration:
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
             )
-        algorithm = find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
-        return simulation(_built(self.task, tuple(self.knobs.items()), self.data), algorithm, **vars(self.options))
+        task = _built(self.task, tuple(self.knobs.items()), self.data)
+        return simulation(task, self.configured_algorithm(), **vars(self.options))
+
+    def configured_algorithm(self) -> Algorithm:
+        """The algorithm with its hyperparameters."""
+        return find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
 
 
 def _data_folder(name: str, given: str) -> str:

@@ -25,7 +25,7 @@ from fedbilevel.core.problem import LOSSES
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.core.traffic import Totals, Traffic
-from fedbilevel.engines.engine import UNLIMITED, Engine, Limits
+from fedbilevel.engines.engine import UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
@@ -134,7 +134,7 @@ class Experiment:
             if calls and alone:  # the first call compiles
                 pace = (step - moment.step) / (now - called + 1e-6)
                 stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
-            reported = numbers(made.reported) if step > moment.step else moment.reported
+            reported = self.reported(made) if step > moment.step else moment.reported
             moment = Snapshot(made.state, step, moment.totals.plus(made.traffic), before + now - began, None, reported)
             if not made.finite:
                 raise Diverged(self.advice(moment, f"{_not_finite(moment.state)} not finite"))
@@ -154,6 +154,10 @@ class Experiment:
             yield
         except NotFinite as error:
             raise Diverged(self.advice(moment, str(error))) from None
+
+    def reported(self, made: Stretch) -> Numbers:
+        """What the algorithm says about the last step of a stretch, and the numbers of its schedule there."""
+        return numbers({**made.reported, **self.algorithm.scheduled_at(int(made.step))})
 
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` where a loss is above the bound."""

@@ -23,7 +23,7 @@ from fedbilevel.core.traffic import Totals
 from fedbilevel.engines.engine import UNLIMITED, Limits, Step, Stretch, advance
 from fedbilevel.engines.simulated import SimulatedEngine, revealed
 from fedbilevel.errors import Diverged, InputError
-from fedbilevel.runs.experiment import Experiment, Numbers, Snapshot, numbers
+from fedbilevel.runs.experiment import Experiment, Numbers, Snapshot
 from fedbilevel.runs.simulation import simulated
 
 COPIES = 16  # of a client's part of the state that a step may hold at once, for the estimate of memory
@@ -135,7 +135,11 @@ class _Run:
         self.due = self.status is None
         if not self.due:
             return
-        self.totals, self._more, self._reported = self.totals.plus(made.traffic), bool(made.more), numbers(made.reported)
+        self.totals, self._more, self._reported = (
+            self.totals.plus(made.traffic),
+            bool(made.more),
+            self.experiment.reported(made),
+        )
         if not made.finite:
             moment = Snapshot(None, int(made.step), self.totals, 0.0)
             self._diverge(self.experiment.advice(moment, "a number is not finite"))
