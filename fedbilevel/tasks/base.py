@@ -14,7 +14,7 @@ from jax import Array, lax
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
-from fedbilevel.tasks.shown import Shown
+from fedbilevel.tasks.shown import Shown, nothing
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
 Better = Mapping[str, Literal["higher", "lower"]]  # metric -> which of its values are better
@@ -108,7 +108,7 @@ class Task:
     strongly_convex: bool = True
     holdings: Holdings | None = None
     truths: tuple[str, ...] = ()
-    shown: Callable[[np.ndarray], Sequence[Shown]] = lambda x: ()
+    shown: Callable[[np.ndarray], Sequence[Shown]] = nothing
 
     @functools.cached_property
     def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:
