@@ -66,9 +66,7 @@ def solution(
 ) -> ExactSolution:
     """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
     if population.problem.sets.y != EVERYWHERE:
-        raise InputError(
-            "the exact hypergradient is for an unconstrained y: judge a constrained problem by ground_truth.residual"
-        )
+        raise InputError("the exact hypergradient is for an unconstrained y: take ground_truth.residual for a constrained one")
     if lower == "global":
         f, g = (lambda x, y, which=which: losses(population, x, y)[which] for which in (0, 1))
         return _solve(f, g, x, y, tolerance, most_steps)
