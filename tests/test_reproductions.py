@@ -114,8 +114,7 @@ def test_chosen_values_are_cells_of_the_grid(name):
 
 @pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
 def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
-    described = Study(read(name), plan.FOLDER).description()
-    assert described == json.loads((plan.FOLDER / f"results/{name}.json").read_bytes())
+    assert Study(read(name), plan.FOLDER).made(json.loads((plan.FOLDER / f"results/{name}.json").read_bytes()))
     stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
     assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
 
@@ -288,11 +287,11 @@ def test_the_order_is_by_the_tasks_own_idea_of_better():
     made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
     errors = dataclasses.replace(made, task="quadratic", metric="x_error", scale="plain")
-    assert results.doubts(errors, errors.panels[0], found) == ([], [])
+    assert doubts(errors, errors.panels[0], found) == ([], [])
     published = dataclasses.replace(
         errors, published={"i.i.d.": {"SimFBO": [0.5], "MeFBO": [0.4]}}, columns=[Column(at=10)], claimed=()
     )
-    assert results.doubts(published, published.panels[0], found).wrong == ["SimFBO is not behind MeFBO (after 10 rounds)"]
+    assert doubts(published, published.panels[0], found).wrong == [Pair("MeFBO", "SimFBO", Column(at=10))]
 
 
 def test_equal_budgets_are_what_the_thriftiest_method_spent():
