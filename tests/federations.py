@@ -26,5 +26,18 @@ def deployed(algorithm, population, participation, start=None, stores=None):
     return engine, runtimes
 
 
+class MemoryStore:
+    """What a client puts on its disk, in memory."""
+
+    def __init__(self):
+        self.saved = {}
+
+    def save(self, step, data, keep):
+        self.saved[step] = data
+
+    def load(self, step):
+        return self.saved[step]
+
+
 def add(a, b):
     return type(a)(*(p + q for p, q in zip(a, b, strict=True)))

@@ -2,17 +2,19 @@
 
 import dataclasses
 import inspect
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import add, deployed
+from federations import MemoryStore, add, deployed
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
 from fedbilevel.core.population import Population
 from fedbilevel.core.traffic import Totals
+from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import Rows
 from fedbilevel.runs.simulation import simulation
@@ -133,7 +135,8 @@ def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
     task = quadratic(algorithm, noise=0.2).build()
     population = dataclasses.replace(task.population, weights=jnp.arange(1.0, 7.0) / 21)
     simulator = SimulatedEngine(population, participation)
-    federation, runtimes = deployed(algorithm, population, participation)
+    stores = [MemoryStore() for _ in range(population.size)]
+    federation, _ = deployed(algorithm, population, participation, stores=stores)
 
     simulated, traffic, *_ = jax.jit(simulator.init)(algorithm, task.x, task.y, jax.random.key(1))
     remote, sent, *_ = federation.init(algorithm, task.x, task.y, jax.random.key(1))
@@ -151,13 +154,12 @@ def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     assert counted == sent
     assert counted.rounds >= 5
-    if is_rows(simulated.y):
-        for m in range(len(simulated.y.rows)):
-            part = remote.y.at(m)
-            value = runtimes[m]._kept[part.held.slot]
-            for index in part.path:
-                value = value[index]
-            np.testing.assert_allclose(simulated.y.rows[m], value, rtol=1e-9, atol=1e-12)
+    federation.save(remote, 5)
+    at_clients = [leaf.rows for leaf in jax.tree.leaves(simulated, is_leaf=is_rows) if is_rows(leaf)]
+    for m, store in enumerate(stores) if at_clients else ():
+        here = jax.tree.map(lambda rows, m=m: rows[m], at_clients)
+        there = wire.decode(store.load(5), wire.named_tuples(type(algorithm)))
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), here, there)
 
 
 def is_rows(node):

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import itertools
+import math
 import os
 import pickle
 import re
@@ -535,11 +536,12 @@ def saved(write, *arguments, **more):
 
 
 def small_tar(out):
+    data = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]})
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name in BATCHES:
             member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-            member.size = 300
-            tar.addfile(member, io.BytesIO(bytes(300)))
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
 
 
 def small_zip(out):
@@ -548,51 +550,60 @@ def small_zip(out):
             archive.writestr(name, data)
 
 
-def read_pickle(path):
-    with path.open("rb") as file:
-        return pickles.load(file, path)
-
-
 SUBSET = {
     f"{part}_{kind}": array
     for part in ("train", "test")
     for kind, array in (("images", np.zeros((2, 32, 32, 3), np.uint8)), ("labels", np.arange(2)))
 }
 PHOTOGRAPH = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3)).astype(np.uint8))
-FORMATS = {
-    "labels.gz": (gzip.compress(idx(np.zeros(100, np.uint8))), lambda path: idx_format._array(path, (100,))),
-    "plain.npz": (saved(np.savez, **SUBSET), cifar._npz),
-    "compressed.npz": (saved(np.savez_compressed, **SUBSET), cifar._npz),
-    "archive.tar.gz": (saved(small_tar), lambda path: list(cifar._archived(path))),
-    "images_background_small1.zip": (saved(small_zip), lambda path: omniglot.read([path])),
-    "photograph.jpg": (saved(PHOTOGRAPH.save, "JPEG"), mini_imagenet._photograph),
-    "photograph.png": (saved(PHOTOGRAPH.save, "PNG"), mini_imagenet._photograph),
-    **{
-        f"protocol-{k}.pkl": (
-            pickle.dumps({"a": np.arange(6), "b": [1, "t"]}, k),
-            read_pickle,
-        )
-        for k in range(6)
-    },
+FORMATS = {  # a set, one of its files, and that file's content
+    "idx": ("mnist", "t10k-labels-idx1-ubyte.gz", gzip.compress(idx(np.arange(10, dtype=np.uint8)))),
+    "npz": ("cifar-10", "cifar10-subset.npz", saved(np.savez, **SUBSET)),
+    "compressed-npz": ("cifar-10", "cifar10-subset.npz", saved(np.savez_compressed, **SUBSET)),
+    "tar": ("cifar-10", "cifar-10-python.tar.gz", saved(small_tar)),
+    "zip": ("omniglot", "images_background_small1.zip", saved(small_zip)),
+    "jpeg": ("mini-imagenet", "n01/photograph.jpg", saved(PHOTOGRAPH.save, "JPEG")),
+    "png": ("mini-imagenet", "n01/photograph.png", saved(PHOTOGRAPH.save, "PNG")),
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_mutants_are_read_or_refused_in_one_line(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar, "_batch", lambda file, path: file.read())
-    data, read = FORMATS[name]
-    path = tmp_path / name
+def refused_mutants(path, data, read):
+    """How many of sixty mutants of a file are refused."""
     path.write_bytes(data)
-    read(path)
+    read()
     rng, refusals = np.random.default_rng(0), 0
     for _ in range(60):
         path.write_bytes(mutant(data, rng))
         try:
-            read(path)
+            read()
         except InputError as error:
             refusals += 1
             assert str(path) in str(error) and "\n" not in str(error)
-    assert refusals > 5
+    return refusals
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_mutants_are_read_or_refused_in_one_line(name, tmp_path, monkeypatch):
+    source, file, data = FORMATS[name]
+    monkeypatch.setattr(cifar, "PER_BATCH", 2)
+    monkeypatch.setattr(idx_format, "SHAPES", {stem: (10, *shape[1:]) for stem, shape in idx_format.SHAPES.items()})
+    monkeypatch.setitem(idx_format.PER_CLASS, "mnist", [1] * 10)
+    if source == "mnist":
+        for stem, shape in idx_format.SHAPES.items():
+            (tmp_path / stem).write_bytes(idx(np.arange(math.prod(shape), dtype=np.uint8).reshape(shape)))
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    assert refused_mutants(tmp_path / file, data, lambda: datasets.load(source, tmp_path)) > 5
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_mutants_of_pickles_are_read_or_refused_in_one_line(protocol, tmp_path):
+    path = tmp_path / "a.pkl"
+
+    def read():
+        with path.open("rb") as file:
+            return pickles.load(file, path)
+
+    assert refused_mutants(path, pickle.dumps({"a": np.arange(6), "b": [1, "t"]}, protocol), read) > 5
 
 
 def test_errors_of_the_file_system_are_not_taken_for_damage(tmp_path):

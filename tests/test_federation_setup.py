@@ -519,40 +519,48 @@ def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The server's part of a job, with its run folder."""
+    """The server's part of a job, its run folder, and a function that says what its sites do at the beginning."""
     from fedbilevel.federation import server
 
     (folder,) = RunFolder.create(
-        {tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))}
+        {tmp_path / "run": Configuration.resolve("quadratic", {"clients": 1}, "simfbo", {}, RunOptions(rounds=20))}
     )
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     monkeypatch.setattr(server, "collab", SimpleNamespace(workspace=workspace, clients=[], is_aborted=False))
     monkeypatch.setattr(server, "keep_compiled", lambda kit: None)
-    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder
+
+    def beginning(begin, left_out):
+        there = SimpleNamespace(begin=begin, left_out=left_out, data={})
+        monkeypatch.setattr(server, "Roster", lambda *given: there)
+
+    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder, beginning
 
 
 def test_whatever_ends_a_job_is_one_line_in_its_status_and_a_traceback_in_the_log(server, monkeypatch, caplog):
-    job, folder = server
-
-    def fail(configuration, transport):
-        job._left_out = {0: "a: refused"}
+    def fail(*arguments):
         raise KeyError("three\nlines\n")
 
-    monkeypatch.setattr(job, "_experiment", fail)
+    job, folder, beginning = server
+    beginning(dict, {0: refused("a")})
+    monkeypatch.setattr("fedbilevel.federation.server.DeployedEngine", fail)
     job.run()
-    assert read_status(folder.path) == {"ended": True, "left_out": ["a: refused"], "error": r"KeyError: 'three\nlines\n'"}
+    assert read_status(folder.path) == {
+        "ended": True,
+        "left_out": ["a: this site is set up for another task"],
+        "error": r"KeyError: 'three\nlines\n'",
+    }
     assert "Traceback" in caplog.text
 
 
-def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server, monkeypatch):
-    job, folder = server
+def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server):
+    job, folder, beginning = server
     given_away = []
 
-    def give_away(configuration, transport):
-        given_away.extend(RunFolder.create({folder.path: configuration}, force=True))
+    def give_away():
+        given_away.extend(RunFolder.create({folder.path: folder.configuration}, force=True))
         raise RuntimeError("none of 4 clients answered")
 
-    monkeypatch.setattr(job, "_experiment", give_away)
+    beginning(give_away, {})
     job.run()
     assert given_away and read_status(folder.path) == {}
     with pytest.raises(InputError, match="holds another run than the job is for"):
@@ -601,30 +609,42 @@ def test_what_others_wrote_is_one_short_line():
     assert in_one_line("a\nERROR b\x1b[2J\r") == "a ERROR b[2J" and len(in_one_line("x" * 10**4)) == 500
 
 
-def test_a_sites_log_is_not_filled_by_refusals(caplog):
-    from fedbilevel.federation.site import MOST_LINES, Site
+@pytest.fixture
+def own_site(tmp_path, monkeypatch):
+    """A site's part of a job, asked by the server; its kit is in the folder."""
+    from fedbilevel.federation import site
 
-    site = Site()
-    for k in range(3000):
-        site._log(f"refused: {k}")
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(site, "collab", SimpleNamespace(caller="server", workspace=workspace))
+    monkeypatch.setattr(site, "keep_compiled", lambda kit: None)
+    (tmp_path / "local").mkdir()
+    here = site.Site()
+    here.prepare()
+    return here
+
+
+def test_a_sites_log_is_not_filled_by_refusals(own_site, caplog):
+    from fedbilevel.federation.site import MOST_LINES
+
+    for _ in range(3000):
+        assert own_site.answer(b"?") == [False, "refused", "no run has begun here: refused"]
     assert len(caplog.records) == MOST_LINES + 1 + 3 and "one in 1000" in caplog.text
 
 
-def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkeypatch):
-    from fedbilevel.federation import site as module
+def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_path, monkeypatch):
+    loaded, part = [], Quadratic(**KNOBS).build().population.only(1)
 
-    monkeypatch.setattr(module, "collab", SimpleNamespace(caller="server"))
-    monkeypatch.setattr(module, "keep_compiled", lambda kit: None)
-    (tmp_path / "local").mkdir()
-    site(tmp_path / "local", task="quadratic", loader="share", client=1)
+    def rows():
+        loaded.append(True)
+        return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))
+
+    monkeypatch.setitem(sys.modules, "own_rows", SimpleNamespace(rows=rows))
+    site(tmp_path / "local", task="quadratic", loader="function", function="own_rows:rows")
     run = dict(task="quadratic", knobs=KNOBS, algorithm="fedavg", hyperparameters={}, precision="float64", identity="ab")
-    here = module.Site()
-    here._kit = tmp_path
     first = json.dumps(run | {"number": 1, "weight": 1.0}).encode()
-    assert here.begin(first) == [True, b"simulated data"]
-    runtime = here._runtime
-    assert here.begin(first) == [True, b"simulated data"] and here._runtime is runtime
-    assert here.begin(first.replace(b"ab", b"cd"))[0] and here._runtime is not runtime
+    for _ in range(2):
+        assert own_site.begin(first) == [True, b"own data"] and len(loaded) == 1
+    assert own_site.begin(first.replace(b"ab", b"cd"))[0] and len(loaded) == 2
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

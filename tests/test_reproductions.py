@@ -77,7 +77,7 @@ def command(*arguments):
 
 @pytest.mark.parametrize("name", plan.names())
 def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypatch):
-    monkeypatch.setattr(configuration, "_data_folder", lambda dataset, given: given)  # the data need not be here
+    monkeypatch.setattr(configuration, "folder_of", lambda dataset, given: given)  # the data need not be here
     reproduction = read(name)
     for panel, method in reproduction.lines():
         reproduction.reported(panel, method, {}).configuration({}, 1)

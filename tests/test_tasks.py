@@ -20,7 +20,7 @@ from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
-from fedbilevel.tasks.few_shot import FewShot, _trained
+from fedbilevel.tasks.few_shot import FewShot, trained_classifier
 from fedbilevel.tasks.hyper_representation import HyperRepresentation
 from fedbilevel.tasks.loss_tuning import LossTuning, VectorScaling
 from fedbilevel.tasks.regularisation import Regularisation
@@ -369,7 +369,7 @@ def test_few_shot_tasks_are_of_a_clients_own_classes_and_their_two_sides_share_n
 def test_a_new_tasks_classifier_is_scikit_learns():
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((15, 6)), np.arange(15) % 3
-    ours = _trained(jnp.asarray(features), jnp.asarray(labels), 3, 0.01)
+    ours = trained_classifier(jnp.asarray(features), jnp.asarray(labels), 3, 0.01)
     theirs = LogisticRegression(C=1 / (2 * 0.01 * 15), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(features, labels)
     np.testing.assert_allclose(ours, theirs.coef_.T, rtol=1e-3, atol=1e-4)
 
@@ -394,7 +394,7 @@ def drawn_set(groups, of_each, per_class, side=28, names=None):
 def test_few_shot_on_omniglot_is_split_as_in_the_paper(monkeypatch):
     monkeypatch.setattr(datasets, "load", lambda name, folder: drawn_set(50, 14, 20))
     settings = TASKS["few-shot-omniglot"].configure("few-shot-omniglot", dict(tasks=60))
-    held, unseen = settings._dealt(datasets.load("omniglot", ""))
+    held, unseen = settings.dealt(datasets.load("omniglot", ""))
     assert len(held) == 11 and {len(classes) for classes in held} == {3 * 14} and len(unseen) == 12 * 14
     assert len(np.unique(np.concatenate([*held, unseen]))) == 45 * 14
     task = settings.build()
@@ -406,7 +406,7 @@ def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validatio
     names = ("train", "validation", "test")
     source = drawn_set(100, 1, 20, names=names)._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
     settings = TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", {})
-    held, unseen = settings._dealt(source)
+    held, unseen = settings.dealt(source)
     assert [len(classes) for classes in held] == [16] * 4 and set(np.concatenate(held)) == set(range(64))
     np.testing.assert_array_equal(unseen, np.arange(64, 80))
     monkeypatch.setattr(datasets, "load", lambda name, folder: source)

@@ -55,7 +55,7 @@ class ExperimentServer:
         transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout, _is_aborted)
         ended: dict[str, Any] = {}
         try:
-            experiment = self._experiment(folder.configuration, transport)
+            experiment = self.experiment(folder.configuration, transport)
             write_status(folder.path, {"begun": True, "left_out": self._reasons()})
             self._execute(folder, experiment)
         except Diverged as error:
@@ -83,7 +83,7 @@ class ExperimentServer:
         except Interrupted:
             logger.info("stopped as asked, after a checkpoint")
 
-    def _experiment(self, configuration: Configuration, transport: Flare) -> Experiment:
+    def experiment(self, configuration: Configuration, transport: Flare) -> Experiment:
         """What the configuration describes, once the sites have begun with it."""
         experiment = configuration.experiment()
         task, population = experiment.task, experiment.task.population

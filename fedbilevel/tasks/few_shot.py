@@ -102,7 +102,7 @@ class FewShot:
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Classes = datasets.load(self.dataset, data)
-        held, unseen = self._dealt(source)
+        held, unseen = self.dealt(source)
         train, validation, drawn = zip(
             *(self._tasks(source, classes, self.tasks, (self.data_seed, m)) for m, classes in enumerate(held)), strict=True
         )
@@ -153,7 +153,7 @@ class FewShot:
 
             def unseen_task(task: tuple[Array, ...]) -> Array:
                 images, labels, asked, answers = task
-                y = _trained(features(blocks, images), labels, self.ways, self.rc)
+                y = trained_classifier(features(blocks, images), labels, self.ways, self.rc)
                 return jnp.mean((features(blocks, asked) @ y).argmax(1) == answers)
 
             return {"test_accuracy": lax.map(unseen_task, test).mean()}
@@ -169,7 +169,7 @@ class FewShot:
         """Whether clients are dealt classes rather than alphabets."""
         return self.dataset == "mini-imagenet"
 
-    def _dealt(self, source: datasets.Classes) -> tuple[list[np.ndarray], np.ndarray]:
+    def dealt(self, source: datasets.Classes) -> tuple[list[np.ndarray], np.ndarray]:
         """The classes that each client holds, and those that none does."""
         classes = np.arange(len(source.group))
         unit = classes if self._by_class else source.group
@@ -225,7 +225,7 @@ class FewShot:
         return side(slice(self.shots)), side(slice(self.shots, None)), np.asarray(drawn)
 
 
-def _trained(features: Array, labels: Array, ways: int, rc: float) -> Array:
+def trained_classifier(features: Array, labels: Array, ways: int, rc: float) -> Array:
     """The classifier that minimises the cross-entropy and rc |y|², by Nesterov's method for strongly convex functions."""
     curvature = jnp.linalg.norm(features @ features.T, 2) / (2 * len(features)) + 2 * rc  # at most, of the whole
     condition = jnp.sqrt(2 * rc / curvature)

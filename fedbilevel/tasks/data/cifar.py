@@ -20,6 +20,7 @@ FOLDER, ARCHIVE, SUBSET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifa
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 WANTED = f"{FOLDER}/ (with {BATCHES[0]} to _5 and {BATCHES[-1]}), {ARCHIVE} or {SUBSET}"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PER_BATCH = 10_000
 LARGEST = 1 << 28  # bytes of a part of an archive, unpacked
 
 Batch = tuple[np.ndarray, np.ndarray]  # images, labels
@@ -77,8 +78,8 @@ def _batch(file: IO[bytes], path: Path) -> Batch:
         planes, labels = pickles.array(content["data"]), pickles.array(content["labels"])
     except (KeyError, TypeError):
         raise damaged(path, "does not hold 'data' and 'labels'") from None
-    if planes.shape != (10_000, 3072):
-        raise damaged(path, f"holds images of shape {planes.shape}, not (10000, 3072)")
+    if planes.shape != (PER_BATCH, 3072):
+        raise damaged(path, f"holds images of shape {planes.shape}, not ({PER_BATCH}, 3072)")
     return _checked(path, np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels)
 
 
