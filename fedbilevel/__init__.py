@@ -1,6 +1,6 @@
-"""Federated bilevel optimization: one algorithm text, simulated in one process or deployed across many.
+"""Federated bilevel optimization: one algorithm, simulated in one process or deployed across many.
 
-Names are imported when first used, so that `import fedbilevel` costs nothing.
+Names are imported on first use, so `import fedbilevel` costs nothing.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from fedbilevel.errors import InputError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What the file says; `InputError` if it is not there or cannot be read."""
+    """The file's content; `InputError` if it is missing or cannot be read."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}") from None
+        raise InputError(f"{path} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a TOML file ({error})") from None

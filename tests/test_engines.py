@@ -70,8 +70,8 @@ def test_a_cohort_is_never_empty():
     [
         (Uniform(7), "clients per round"),
         (Uniform(0), "clients per round"),
-        (Bernoulli(0), "to take part"),
-        (Dropouts(Everyone(), 1), "drop out"),
+        (Bernoulli(0), "of taking part"),
+        (Dropouts(Everyone(), 1), "of dropping out"),
     ],
 )
 def test_impossible_participation_is_refused(participation, message):

@@ -375,9 +375,9 @@ def test_a_new_tasks_classifier_is_scikit_learns():
 
 
 def test_few_shot_says_what_does_not_fit():
-    with pytest.raises(InputError, match="glyphs has 6 alphabets to hold here; 6 to train on and 0 spared leave none"):
+    with pytest.raises(InputError, match="glyphs has 6 alphabets available; 6 to train on and 0 spared leave none"):
         FewShot(train_groups=6).build()
-    with pytest.raises(InputError, match="10 shots and 15 validation images of a class, and one has 20"):
+    with pytest.raises(InputError, match="10 shots and 15 validation images per class, but one has 20"):
         FewShot(shots=10, validation_shots=15).build()
     with pytest.raises(InputError, match="30 ways, but a client has only 16 classes"):
         FewShot(ways=30, rotations=False).build()
@@ -410,7 +410,7 @@ def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validatio
     assert [len(classes) for classes in held] == [16] * 4 and set(np.concatenate(held)) == set(range(64))
     np.testing.assert_array_equal(unseen, np.arange(64, 80))
     monkeypatch.setattr(datasets, "load", lambda name, folder: source)
-    with pytest.raises(InputError, match="mini-imagenet has 64 classes to hold here; 70 to train on"):
+    with pytest.raises(InputError, match="mini-imagenet has 64 classes available; 70 to train on"):
         TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", dict(train_groups=70)).build()
 
 

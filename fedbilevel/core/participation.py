@@ -1,7 +1,7 @@
-"""Who takes part in a round. Both engines draw here, so that they draw the same.
+"""Who takes part in a round. Both engines draw here, so that their draws agree.
 
-`draw(key, population)` gives the members' numbers in random order and, where it varies who of them is
-there, a mask. A cohort is never empty: where chance leaves nobody, one member stays.
+`draw(key, population)` returns the members' numbers in random order and, if some may be absent, a mask of those
+present. A cohort is never empty: if chance leaves nobody, one member stays.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def capacity(self, population: int) -> int:
-        """The most members a cohort has; raises `InputError` if the population cannot serve it."""
+        """The largest size of a cohort; raises `InputError` if none can be drawn from the population."""
 
     @abc.abstractmethod
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
-        """The members' numbers, and which of them are there (None: all)."""
+        """The members' numbers, and which of them are present (None: all)."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ class Uniform(Participation):
 
 @dataclass(frozen=True)
 class Bernoulli(Participation):
-    """Every client on its own with the given probability.
+    """Each client independently with the given probability.
 
-    Room is kept for six standard deviations more than expected; a larger draw, of which there is less
-    than one in 10⁸, is cut to that.
+    Room is kept for six standard deviations more than expected; a larger draw, fewer than one in 10⁸, is cut
+    to that.
     """
 
     probability: float
@@ -69,7 +69,7 @@ class Bernoulli(Participation):
     def capacity(self, population: int) -> int:
         p = self.probability
         if not 0 < p <= 1:
-            raise InputError(f"the probability to take part must be above 0 and at most 1; given: {p}")
+            raise InputError(f"the probability of taking part must be above 0 and at most 1; given: {p}")
         return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -81,14 +81,14 @@ class Bernoulli(Participation):
 
 @dataclass(frozen=True)
 class Dropouts(Participation):
-    """Members of another draw who each drop out before they answer, with the given probability."""
+    """Members of another draw, each of whom drops out before answering with the given probability."""
 
     among: Participation
     probability: float
 
     def capacity(self, population: int) -> int:
         if not 0 <= self.probability < 1:
-            raise InputError(f"the probability to drop out must be at least 0 and below 1; given: {self.probability}")
+            raise InputError(f"the probability of dropping out must be at least 0 and below 1; given: {self.probability}")
         return self.among.capacity(population)
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -100,7 +100,7 @@ class Dropouts(Participation):
 
 
 def present(wanted: Array | None, there: Array | None) -> Array | None:
-    """Who of a drawn cohort takes part: those wanted and there, or all wanted if none of them is there; None: all."""
+    """Which members of a cohort take part: those wanted and present, or all wanted if none is present; None: all."""
     if wanted is None or there is None:
         return there if wanted is None else wanted
     both = wanted & there

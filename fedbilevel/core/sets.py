@@ -1,6 +1,6 @@
 """Closed convex sets that x and y may be confined to, each with its projection.
 
-A set is of whole vectors: of a user's pytree, all entries together. Sets can be compared and hashed, since they
+A set constrains a whole vector: all entries of a user's pytree together. Sets can be compared and hashed, since they
 are part of a problem.
 """
 
@@ -44,7 +44,7 @@ class Box(ConvexSet):
     def __post_init__(self) -> None:
         _make_numbers(self)
         if not (self.low <= self.high and self.low < math.inf and self.high > -math.inf):
-            raise InputError(f"Box: low must be a number at most high; given: low = {self.low}, high = {self.high}")
+            raise InputError(f"Box: low must be a number no greater than high; given: low = {self.low}, high = {self.high}")
 
     def project(self, v: Array) -> Array:
         return projection_box(v, self.low, self.high)
@@ -81,7 +81,7 @@ class Simplex(ConvexSet):
 
 
 class Sets(NamedTuple):
-    """X and Y, where x and y must stay."""
+    """X and Y, the sets in which x and y must stay."""
 
     x: ConvexSet = Everywhere()
     y: ConvexSet = Everywhere()
@@ -92,11 +92,11 @@ UNCONSTRAINED = Sets()
 
 
 def _make_numbers(instance: ConvexSet) -> None:
-    """Make every field of a set a Python number."""
+    """Convert every field of a set to a Python number."""
     owner = type(instance).__name__
     for field in dataclasses.fields(instance):  # type: ignore[arg-type]
         value = getattr(instance, field.name)
         try:
             object.__setattr__(instance, field.name, float(value))
         except (TypeError, ValueError):
-            raise InputError(f"{owner}: {field.name} must be one number; given: {value}") from None
+            raise InputError(f"{owner}: {field.name} must be a single number; given: {value}") from None

@@ -1,9 +1,9 @@
 """The clients behind an exchange, as an algorithm sees them during one step.
 
-What a client is to compute is an expression: a client function's name, a key, and arguments that are arrays,
+What a client should compute is an expression: a client function's name, a key, and arguments that are arrays,
 values kept at the client, or further expressions. It is sent when the server needs the answer, so that
-`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number as long as the server
-needs them: each request says which these are.
+`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number for as long as the server
+needs them; each request lists them.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class DeployedClients(Clients):
         return value
 
     def next_key(self) -> Array:
-        """The randomness of the next call or draw."""
+        """The random key of the next call or draw."""
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
 
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
-        """As the exchange's `ask`, counted as traffic."""
+        """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
         down = sum(sent_floats(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent)
         up = sum(floats(r) for r in replies.values())
@@ -87,7 +87,7 @@ class DeployedClients(Clients):
         self.reported |= numbers
 
     def settled(self, state: Any) -> Any:
-        """The state, once the clients have computed what it leaves with them."""
+        """The state, once the clients have computed the parts that they hold."""
         wanted: Wanted = {}
         population = len(self.weights)
         state = jax.tree.map(lambda leaf: leaf.made(population) if is_per_client(leaf) else leaf, state, is_leaf=is_per_client)
@@ -104,7 +104,7 @@ class DeployedClients(Clients):
 class DeployedCohort(Cohort):
     """Some clients behind the transport.
 
-    One that fails to answer is not asked again in this cohort. Where nobody is left, others stand in: a mean is never
+    One that fails to answer is not asked again in this cohort. If nobody is left, others stand in: a mean is never
     over nobody, as in a simulation with dropouts.
     """
 
@@ -137,7 +137,7 @@ class DeployedCohort(Cohort):
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         replies, _ = self._ask(function, args, stand_in=otherwise is None)
         if not replies and otherwise is None:
-            raise RuntimeError(f"nobody was asked for {function.__name__}: say what the rows are otherwise")
+            raise RuntimeError(f"nobody was asked for {function.__name__}: give the rows to return as `otherwise`")
         if not replies:
             return otherwise
         rows = np.flatnonzero(self._active)

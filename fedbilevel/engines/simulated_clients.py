@@ -34,11 +34,11 @@ class Rows(PerClient):
 
 
 class ClientCall(NamedTuple):
-    """A client function that an algorithm has some clients compute."""
+    """A call of a client function at some clients."""
 
     function: Callable[..., Tree]
     arguments: tuple  # the server's values, and `Rows` of what each client holds
-    compute: Callable[[Tree], Tree]  # what one client gives, from its row
+    compute: Callable[[Tree], Tree]  # one client's result, from its row
     rows: Tree  # a row for each client asked
     members: Array  # their numbers
     active: Array  # whether each takes part
@@ -48,7 +48,7 @@ class ClientCall(NamedTuple):
         return jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), self.rows)
 
     def arguments_of_one(self) -> tuple:
-        """The shapes of the arguments that one client is given."""
+        """The shapes of one client's arguments."""
         return tuple(
             jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), a.rows)
             if isinstance(a, Rows)
@@ -57,12 +57,12 @@ class ClientCall(NamedTuple):
         )
 
     def result(self) -> Tree:
-        """The shapes of what one client gives."""
+        """The shapes of one client's result."""
         return jax.eval_shape(self.compute, self.row())
 
 
 class Rehearsed(NamedTuple):
-    """What a watcher makes of a call: what all clients answer in its place, and two counts, each below 2³²."""
+    """A watcher's response to a call: what all clients answer instead, and two counts, each below 2³²."""
 
     answer: Tree
     counts: tuple[Array | int, Array | int] = (0, 0)
@@ -72,7 +72,7 @@ Watch = Callable[[ClientCall], Rehearsed]
 
 
 class SimulatedClients(Clients):
-    """The clients during one step. What they do to the count of calls and of traffic is threaded by `loop`."""
+    """The clients during one step. Their counts of calls and of traffic are threaded through `loop`."""
 
     def __init__(
         self,
@@ -118,38 +118,38 @@ class SimulatedClients(Clients):
         return value
 
     def next_key(self) -> Array:
-        """The randomness of the next call or draw."""
+        """The random key of the next call or draw."""
         self._check_trace()
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
 
     def count(self, rounds: Array | int, up: Array, down: Array) -> None:
-        """Add to the traffic, which is not asked for where a rehearsal is watched."""
+        """Add to the traffic, except in a rehearsal, where it is not needed."""
         self._check_trace()
         if self.watch is None:
             self.traffic = self.traffic.plus(rounds, up, down)
 
     def rehearse(self, watch: Watch, call: ClientCall) -> Tree:
-        """What the watcher has all clients answer; what it counts stands in the place of floats up and down."""
+        """What the watcher has all clients answer; its counts replace the floats up and down."""
         answer, counts = watch(call)
         self.traffic = self.traffic.plus(0, *(product(count, 1) for count in counts))
         return answer
 
     def report(self, **numbers: Array | float) -> None:
         if get_opaque_trace_state() != self._outermost:
-            raise TypeError("clients.report is for the step itself: call it outside of loops")
+            raise TypeError("clients.report is for the step itself: call it outside loops")
         self.reported |= numbers
 
     def _check_trace(self) -> None:
         if get_opaque_trace_state() != self._trace:
             raise TypeError(
-                "a client was asked from inside a loop, condition or transformation of JAX's own: "
+                "a client was called inside one of JAX's own loops, conditions or transformations: "
                 "use clients.loop(n, body, value) for a loop that communicates"
             )
 
 
 class SimulatedCohort(Cohort):
-    """Some clients, as rows of stacked arrays. Inactive members are computed and their rows left out."""
+    """Some clients, as rows of stacked arrays. Inactive members are computed, but their rows are left out."""
 
     def __init__(self, clients: SimulatedClients, ids: Array, active: Array | None):
         self._clients, self._ids, self._active = clients, ids, active
@@ -240,14 +240,14 @@ class SimulatedCohort(Cohort):
     def _sum(
         self, weights: Array, function: Callable[..., Tree], args: tuple, also: Callable[[Tree], Tree] = lambda h: ()
     ) -> tuple[Tree, Tree]:
-        """The weighted sum of the answers, and that of something computed from each of them at the server."""
+        """The weighted sum of the answers, and that of `also`, computed from each of them at the server."""
         compute, rows = self._call(function, args)
         n, size = len(self._ids), self._clients.chunk_size
 
         def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
             """The sum over some clients, and one client's part of it."""
             each = _at_once(compute, rows)
-            if self._active is not None:  # whatever an absent member would have sent does not count
+            if self._active is not None:  # what an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
             rows = each, jax.vmap(also)(each)
             total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
@@ -279,7 +279,7 @@ def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
 
 
 def _chunks(n: int, size: int) -> tuple[int, Array]:
-    """How many chunks of so many members n of them make, and which members each has; the last one's number is repeated."""
+    """The number of chunks of `size` for n members, and which members each has; the last chunk repeats the last member."""
     chunks = -(-n // size)
     return chunks, jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
 

@@ -1,4 +1,4 @@
-"""What a task is: a problem with its data, its start and its metrics."""
+"""What a task is: a problem with its data, starting point and metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SuitedTable = Mapping[str, Mapping[str, Suited]]  # name of the task -> name of 
 
 
 def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
-    """What suits a task; where nothing is known of it, what suits the first of its kind."""
+    """What suits a task, or the first of its kind if nothing is known about the task itself."""
     for by_algorithm in (table.get(task, {}), *list(table.values())[:1]):
         if algorithm in by_algorithm:
             return by_algorithm[algorithm]
@@ -52,11 +52,11 @@ def suit(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
 
 
 STORM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # the momenta of Li et al., NeurIPS 2023, appendix B.1
-THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # of the double-loop methods, and a short Neumann series
+THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # for the double-loop methods, with a short Neumann series
 
 
 def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, Suited]:
-    """For every algorithm with a global lower level, from its step on x, its step on y and the smoothness of g in y."""
+    """Hyperparameters for all algorithms with a global lower level, from the steps on x and y and the smoothness of g in y."""
     local = dict(tau=1 / smoothness, neumann_order=5, **STORM)
     double_loop = dict(alpha=x, beta=y, smoothness=smoothness, **THREE_ROUNDS)
     return suit(
@@ -80,12 +80,12 @@ def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, S
 
 
 def simfbo_steps(x: float, y: float, u: float) -> dict[str, float]:
-    """SimFBO's steps where a client's and the server's are the same."""
+    """SimFBO's steps, with the same sizes at the clients and the server."""
     return dict(eta_x=x, eta_y=y, eta_u=u, gamma_x=x, gamma_y=y, gamma_u=u)
 
 
 def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
-    """MeFBO's steps where a client's and the server's are the same."""
+    """MeFBO's steps, with the same sizes at the clients and the server."""
     return dict(eta_x=x, eta_y=y, eta_theta=theta, lambda_x=x, lambda_y=y, lambda_theta=theta)
 
 
@@ -93,10 +93,10 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` gives without looking at any
-    client's data, so that a server can compute them; there `y` has a row per client if the lower level is local.
-    `truths` names those of the metrics that compare with what is known of simulated data alone.
-    `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
+    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` returns without looking at any
+    client's data, so that a server can compute them; its `y` has a row per client if the lower level is local.
+    `truths` names the metrics that compare with a truth known only for simulated data.
+    `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     """
 
@@ -132,11 +132,11 @@ class Task:
 
 
 class TaskSettings(Protocol):
-    """The class of a task: its knobs, and what is known of its metrics."""
+    """The class of a task: its knobs, and what is known about its metrics."""
 
     headline: ClassVar[str]  # the metric to compare methods by
-    better: ClassVar[Better]  # for its metrics; one that it does not name, such as either loss, is better lower
-    suited: ClassVar[SuitedTable]  # the first task's hold for the others where those have none of their own
+    better: ClassVar[Better]  # for its metrics; any other, such as either loss, is better lower
+    suited: ClassVar[SuitedTable]  # the first task's serve the others where those have none of their own
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

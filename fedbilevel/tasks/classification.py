@@ -46,7 +46,7 @@ def model(default: str = "mlp") -> Any:
 def scaling(default: str = "unit") -> Any:
     """The knob for how pixels become numbers."""
     return choice(
-        default, "pixels: from 0 to 1 (unit), or with the set's mean 0 and deviation 1 (standard)", ("unit", "standard")
+        default, "pixels: from 0 to 1 (unit), or with mean 0 and deviation 1 over the set (standard)", ("unit", "standard")
     )
 
 
@@ -72,7 +72,7 @@ def cross_entropy(logits: Array, labels: ArrayLike) -> Array:
 
 
 def squared_norm(tree: Any) -> Array:
-    """Σ of all squared entries."""
+    """The sum of all squared entries."""
     return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
 
 
@@ -87,7 +87,7 @@ def accuracy(net: Network, layers: Sequence[Layer], images: Array, labels: Array
 
 
 def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> tuple[Parts, Parts]:
-    """Of every client's part `train` samples for training and `validation` others, or of a small part the same shares."""
+    """Split every client's part into `train` and `validation` samples, or a small part in the same proportion."""
     rng, wanted = np.random.default_rng(seed), train + validation
     longest = max(len(part) for part in parts)
     if longest < wanted:
@@ -102,7 +102,7 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
         if cut < 1:
             raise InputError(
                 f"{owner}: client {m} is dealt too few samples ({len(part)}; it needs two, for training and validation): deal "
-                "them more evenly, such as by a larger ALPHA or LEAST of partition=dirichlet:ALPHA:LEAST, or to fewer clients"
+                "them more evenly, such as with a larger ALPHA or LEAST in partition=dirichlet:ALPHA:LEAST, or to fewer clients"
             )
         for_training.append(mine[:cut])
         for_validation.append(mine[cut:])
@@ -110,6 +110,6 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
 
 
 def holdings(labels: np.ndarray, classes: tuple[str, ...], **parts: Parts) -> Holdings:
-    """Who holds how many of which class, by what for."""
+    """How many samples of each class every client holds, by purpose."""
     counts = {what: np.stack([np.bincount(labels[p], minlength=len(classes)) for p in dealt]) for what, dealt in parts.items()}
     return Holdings(classes, counts)
