@@ -182,7 +182,7 @@ def test_a_run_finds_its_data_again_whatever_the_environment_is_then(tmp_path, m
     assert configuration.data == str(tmp_path / "data" / "mnist")
     monkeypatch.delenv("FEDBILEVEL_DATA")
     monkeypatch.chdir("/")
-    rows = Configuration(**configuration.plain()).experiment().task.population.lower.rows
+    rows = Configuration.read(configuration.plain()).experiment().task.population.lower.rows
     assert isinstance(rows.images, jax.Array) and rows.images.dtype == np.uint8  # on the device as they are
     assert Configuration.resolve("data-cleaning", {}, "fedavg", {}, RunOptions(rounds=1)).data == ""
 

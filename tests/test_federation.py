@@ -554,7 +554,7 @@ def test_a_run_goes_on_without_a_site_that_refuses_it(federation, tmp_path):
         said = command("run", *arguments).stdout
     finally:
         federation.serve()
-    line = f"{SITES[2]}: InputError: this site is set up for the task valley, not for quadratic: refused"
+    line = f"{SITES[2]}: this site is set up for the task valley, not for quadratic: refused"
     assert said.count(line) == 1
     (file,) = out.glob("*/metrics.jsonl")
     assert [json.loads(row)["absences"] for row in file.read_text().splitlines()] == [1, 11, 11, 11]
