@@ -102,5 +102,5 @@ def test_reports_are_for_the_step_itself():
 
     algorithm = jax.tree_util.register_dataclass(Looping, ["gamma"], ["local_steps"])()
     task = task_for(algorithm)
-    with pytest.raises(TypeError, match="outside of loops"):
+    with pytest.raises(TypeError, match="outside loops"):
         SimulatedEngine(task.population, Everyone()).step(algorithm, algorithm.init(task.x, task.y, None), jax.random.key(0))
