@@ -169,15 +169,23 @@ def rows(folder, *without):
     return [{k: v for k, v in json.loads(line).items() if k not in drop} for line in file.read_text().splitlines()]
 
 
+REPORTED = ("drift", "hypergradient_norm", "u_norm")
+
+
 def assert_equal(deployed, simulated):
-    """float32, relative 1e-5, for every number that both have; the counters to the last digit."""
+    """float32, relative 1e-5, for every metric that both have; the counters to the last digit.
+
+    What an algorithm reports has fewer digits: near a solution its hypergradient is a difference of almost equal numbers.
+    """
     assert len(deployed) == len(simulated)
     for ours, theirs in zip(deployed, simulated, strict=True):
         for name in ("step", "rounds", "floats_up", "floats_down"):
             assert ours[name] == theirs[name]
-        names = [n for n in ours if n in theirs]
+        names = [n for n in ours if n in theirs and n not in REPORTED]
         assert {"upper_loss", "lower_loss"} <= set(names)
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
+        reported = [n for n in REPORTED if n in theirs]
+        np.testing.assert_allclose([ours[n] for n in reported], [theirs[n] for n in reported], rtol=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["fedmbo", pytest.param("commfedbio", marks=pytest.mark.slow)])

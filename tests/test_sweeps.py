@@ -204,7 +204,11 @@ def test_a_wrong_sweep_is_refused(changes, message):
 
 def test_a_settings_file_is_checked(tmp_path):
     file = tmp_path / "s.toml"
-    for content, message in (("task =", "not a TOML file"), ("what = 1", "has what: it may have task"), (None, "does not exist")):
+    for content, message in (
+        ("task =", "not a TOML file"),
+        ("what = 1", "has what: it may have task"),
+        (None, "does not exist"),
+    ):
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_text(content)
