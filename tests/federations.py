@@ -15,13 +15,10 @@ def deployed(algorithm, population, participation, start=None, stores=None):
     """
     weights = np.asarray(population.weights) * population.size
     known = call_shapes(algorithm, population, *start) if start else None
-
-    def client(m):
-        part = population.only(m)
-        there = call_shapes(algorithm, part, *start) if start else None
-        return ClientRuntime(algorithm, part, m, weights[m], there, stores[m] if stores else None)
-
-    runtimes = {m: client(m) for m in range(population.size)}
+    runtimes = {
+        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None)
+        for m in range(population.size)
+    }
     engine = DeployedEngine(Loopback(runtimes), population, participation, known)
     return engine, runtimes
 
