@@ -14,8 +14,9 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 
+REQUIRED: Any = dataclasses.MISSING  # the default of a field that has none
 ACCEPTED: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real, str: str}
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -40,17 +41,22 @@ def real(
     least: float | None = None,
     below: float | None = None,
     most: float | None = None,
+    finite: bool = True,
 ) -> Any:
-    """A number within bounds."""
+    """A number within bounds, and a finite one unless it need not be."""
     limits = [
         (above, "above", lambda v: v > above),
         (least, "at least", lambda v: v >= least),
         (below, "below", lambda v: v < below),
         (most, "at most", lambda v: v <= most),
     ]
-    given = [(f"{word} {bound:g}", fits) for bound, word, fits in limits if bound is not None]
+    given = [(f"{word} {bound:g}", within) for bound, word, within in limits if bound is not None]
     wanted = "a number " + " and ".join(words for words, _ in given)
-    return _field(default, Setting(float, meaning, source, wanted.strip(), lambda v: all(fits(v) for _, fits in given)))
+
+    def fits(value: float) -> bool:
+        return (math.isfinite(value) or not finite) and all(within(value) for _, within in given)
+
+    return _field(default, Setting(float, meaning, source, wanted.strip(), fits))
 
 
 def step_size(default: float, meaning: str, *, source: str = "") -> Any:
@@ -93,14 +99,15 @@ def checked(owner: str, name: str, setting: Setting, value: Any, shown: str = ""
     """The value, converted to the setting's type; `InputError` if it is of another kind or does not fit."""
     if value is None and setting.optional:
         return None
+    value = _plain(value)
     is_kind = isinstance(value, ACCEPTED[setting.kind]) and (setting.kind is bool) == (type(value).__name__ == "bool")
     try:
         converted = setting.kind(value) if is_kind else value
-        fits = is_kind and (setting.kind is not float or math.isfinite(converted)) and setting.fits(converted)
+        fits = is_kind and setting.fits(converted)
     except (ValueError, OverflowError):
         fits = False
     if not fits:
-        given = shown or (value if is_kind else repr(value))
+        given = in_one_line(shown or (value if is_kind else repr(value)))
         raise InputError(f"{owner and f'{owner}: '}{name} must be {setting.wanted}; given: {given}")
     return converted
 
@@ -118,11 +125,18 @@ def parsed(owner: str, name: str, setting: Setting, value: Any) -> Any:
 
 def check_all(instance: Any, owner: str | None = None) -> None:
     """Check and convert all settings of a frozen dataclass, for its `__post_init__`."""
+    of = type(instance).__name__ if owner is None else owner
     for name, setting in settings(type(instance)).items():
-        value = getattr(instance, name)
-        if not hasattr(value, "aval"):  # JAX arrays pass: they are traced, or hold many values at once
-            of = type(instance).__name__ if owner is None else owner
-            object.__setattr__(instance, name, checked(of, name, setting, value))
+        value = _plain(getattr(instance, name))
+        is_traced = hasattr(value, "aval") and value.shape == () and setting.kind is float
+        object.__setattr__(instance, name, value if is_traced else checked(of, name, setting, value))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's or JAX's as one of Python's, if it is known; anything else as it is."""
+    with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
+        return value.item() if value.shape == () else value
+    return value
 
 
 Instance = TypeVar("Instance")

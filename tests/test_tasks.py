@@ -1,6 +1,7 @@
 """The tasks: laid out as the papers say, their losses and metrics against scikit-learn, and progress by every algorithm."""
 
 import gzip
+import re
 from dataclasses import replace
 
 import jax
@@ -12,11 +13,13 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import ground_truth
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.problem import LOSSES, Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.settings import settings
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
@@ -50,6 +53,24 @@ def built(name, data="", **knobs):
 def sizes(task):
     """How many training and validation samples clients have."""
     return set(np.asarray(task.population.lower.size)), set(np.asarray(task.population.upper.size))
+
+
+GENERATED = {"quadratic": dict(noise=0.3), "valley": dict(noise=0.3)}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_losses_are_means_over_rows(name):
+    task = built(name, **GENERATED.get(name, {}))
+    check_means(replace(task.population, batch_size=1), task.x, task.y)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_no_knob_is_large_enough_to_hang_or_to_exhaust_memory(name):
+    for knob, setting in settings(TASKS[name].load()).items():
+        if setting.kind is int and knob not in ("data_seed", "most"):  # a seed, and what may be more than there are
+            with pytest.raises(InputError) as caught:
+                built(name, **GENERATED.get(name, {}), **{knob: 2_000_000_000})
+            assert "2000000000" in str(caught.value) or re.search(r"about [\d,]{5,}\.\d GB of memory", str(caught.value)), knob
 
 
 # --- data cleaning ---

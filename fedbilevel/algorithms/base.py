@@ -13,7 +13,7 @@ from jax import Array
 
 from fedbilevel.core.clients import Clients
 from fedbilevel.core.problem import LowerLevel
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line, require
 from fedbilevel.settings import check_all, settings
 
 U_NORM = {"u_norm": "|u|"}
@@ -71,7 +71,8 @@ class Scheduled(Algorithm):
 def require_algorithm(value: object) -> None:
     """Raise `InputError` unless it is an instance of an algorithm."""
     if not isinstance(value, Algorithm):
-        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {value!r}")
+        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {in_one_line(repr(value))}")
+    require(dataclasses.is_dataclass(value), "algorithm", "of a class that is decorated with @algorithm", value)
 
 
 Class = TypeVar("Class", bound=type)
@@ -83,7 +84,11 @@ def algorithm(cls: Class) -> Class:
 
     So one compiled program serves all step sizes, and a grid of them can be vmapped.
     """
+    require(isinstance(cls, type) and issubclass(cls, Algorithm), "@algorithm", "on a class derived from Algorithm", cls)
     dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    for field in dataclasses.fields(cls):
+        named = f"{cls.__name__}: {field.name}"
+        require("setting" in field.metadata, named, "a setting, such as step_size(0.1, ...)", field.default)
     kinds = {name: setting.kind for name, setting in settings(cls).items()}
     leaves = [name for name, kind in kinds.items() if kind is float]
     rest = [name for name, kind in kinds.items() if kind is not float]

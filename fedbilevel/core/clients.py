@@ -17,10 +17,13 @@ from jax import Array, lax
 from fedbilevel.core.population import Client
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
+from fedbilevel.errors import require
+from fedbilevel.settings import REQUIRED, Setting, checked, count
 
 __all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate", "server_floats"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+TURNS: Setting = count(REQUIRED, "turns of a loop", least=0).metadata["setting"]
 
 
 def at_client(method: Function) -> Function:
@@ -28,6 +31,7 @@ def at_client(method: Function) -> Function:
 
     Only such methods can be called over a network.
     """
+    require(callable(method), "at_client", "on a method of an algorithm", method)
     method.__at_client__ = True  # type: ignore[attr-defined]
     return method
 
@@ -43,6 +47,9 @@ def iterate(n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> T
     A single step needs no loop: all clients then still share the server's values, and in simulation their
     matrix products merge into one.
     """
+    require(callable(body), "iterate: body", "a function (k, value) -> value", body)
+    if not (isinstance(n, Array) and jnp.issubdtype(n.dtype, jnp.integer)):  # which may not be known yet
+        n = checked("iterate", "n", TURNS, n)
     return body(0, value) if isinstance(n, int) and n == 1 else lax.fori_loop(0, n, body, value)
 
 

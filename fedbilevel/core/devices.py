@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedbilevel.core.problem import Tree
+from fedbilevel.errors import InputError
 
 
 def each_its_share(rows: Tree) -> Tree:
@@ -28,6 +31,21 @@ def padded(rows: Tree) -> Tree:
     """The rows with the last client's repeated, until their number is a multiple of the number of devices."""
     missing = -len(jax.tree.leaves(rows)[0]) % jax.device_count()
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.repeat(r[-1:], missing, 0)]), rows) if missing else rows
+
+
+def memory() -> int:
+    """Bytes of the memory that arrays are in."""
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def require_memory(what: str, needed: float, remedy: str) -> None:
+    """Raise `InputError` if something needs more bytes than there are."""
+    there = memory()
+    if needed > there:
+        raise InputError(
+            f"{what}: about {needed / 1e9:,.1f} GB of memory are needed, and {there / 1e9:.1f} are there: {remedy}"
+        )
 
 
 def _placed(tree: Tree, how: PartitionSpec) -> Tree:

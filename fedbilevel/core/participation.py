@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.randomness import permutation, split
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, require
+from fedbilevel.settings import REQUIRED, check_all, count, real
 
 
 class Participation(abc.ABC):
@@ -45,10 +46,13 @@ class Everyone(Participation):
 class Uniform(Participation):
     """`size` clients, uniformly without replacement."""
 
-    size: int
+    size: int = count(REQUIRED, "members of a cohort")
+
+    def __post_init__(self) -> None:
+        check_all(self)
 
     def capacity(self, population: int) -> int:
-        if not (isinstance(self.size, int) and 1 <= self.size <= population):
+        if self.size > population:
             raise InputError(f"clients per round must be between 1 and the number of clients, {population}; given: {self.size}")
         return self.size
 
@@ -64,12 +68,13 @@ class Bernoulli(Participation):
     to that.
     """
 
-    probability: float
+    probability: float = real(REQUIRED, "of taking part", above=0, most=1)
+
+    def __post_init__(self) -> None:
+        check_all(self)
 
     def capacity(self, population: int) -> int:
         p = self.probability
-        if not 0 < p <= 1:
-            raise InputError(f"the probability of taking part must be above 0 and at most 1; given: {p}")
         return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -84,11 +89,13 @@ class Dropouts(Participation):
     """Members of another draw, each of whom drops out before answering with the given probability."""
 
     among: Participation
-    probability: float
+    probability: float = real(REQUIRED, "of dropping out", least=0, below=1)
+
+    def __post_init__(self) -> None:
+        require_participation("Dropouts: among", self.among)
+        check_all(self)
 
     def capacity(self, population: int) -> int:
-        if not 0 <= self.probability < 1:
-            raise InputError(f"the probability of dropping out must be at least 0 and below 1; given: {self.probability}")
         return self.among.capacity(population)
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -97,6 +104,11 @@ class Dropouts(Participation):
         luck = jax.random.uniform(coins, ids.shape)
         luck = luck if active is None else jnp.where(active, luck, -1.0)
         return ids, (luck >= self.probability) | (jnp.arange(len(ids)) == jnp.argmax(luck))
+
+
+def require_participation(name: str, value: object) -> None:
+    """Raise `InputError` unless it says how cohorts are drawn."""
+    require(isinstance(value, Participation), name, "an instance such as Uniform(5) or Everyone()", value)
 
 
 def present(wanted: Array | None, there: Array | None) -> Array | None:

@@ -28,7 +28,7 @@ from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
@@ -77,7 +77,10 @@ class Experiment:
                 "or drop the constraints"
             )
         self.engine.require(task, self.algorithm)
-        task.population.problem.check(task.x, task.y, task.population.first_rows())
+        task.population.problem.check(task.x, task.y, task.population.some_rows())
+        for name in task.metric_names():
+            if name in COUNTERS or name in self.algorithm.diagnostics():
+                raise unusable(name, f"a run of {kind.__name__} has that name for another number")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
         if rounds is not None and rounds < start + first:
@@ -161,9 +164,6 @@ class Experiment:
 
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` where a loss is above the bound."""
-        for name, value in values.items():
-            if np.shape(value) != () or name in COUNTERS:
-                raise InputError(f"the metric {name!r} must be one number, under a name that is not a counter's")
         metrics, bound = numbers(values), self.options.loss_bound
         for name in LOSSES:
             if metrics[name] is None and moment.step == 0:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
+from fedbilevel.errors import InputError, computing, require
 from fedbilevel.tasks.shown import Shown, nothing
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
@@ -116,7 +118,8 @@ class Task:
 
         def evaluate(x: Array, y: Any) -> dict[str, Array]:
             on_data = ground_truth.metrics(self.population, x, y, self.lower_level)
-            return {**dict(zip(self.population.problem.metric_names, on_data, strict=True)), **self.metrics(x, y)}
+            known = dict(zip(self.population.problem.metric_names, on_data, strict=True))
+            return {**known, **_own_metrics(self.metrics, x, y, known)}
 
         return jax.jit(evaluate)
 
@@ -140,3 +143,23 @@ class TaskSettings(Protocol):
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
+
+
+def unusable(metric: object, why: str) -> InputError:
+    """The error of a metric that a run cannot have."""
+    return InputError(f"the metric {metric!r} must be one number under a name of its own: {why}")
+
+
+def _own_metrics(metrics: Metrics, x: Array, y: Any, taken: Container[str]) -> dict[str, Array]:
+    """What a task's metrics are at (x, y); `InputError` unless they are single numbers under names of their own."""
+    with computing("metrics(x, y)"):
+        given = metrics(x, y)
+    require(isinstance(given, Mapping), "what metrics(x, y) returns", "a dictionary of numbers by name", given)
+    with computing("metrics(x, y)"):
+        own = {name: jnp.asarray(value) for name, value in given.items()}
+    for name, value in own.items():
+        if value.shape != () or jnp.iscomplexobj(value):
+            raise unusable(name, f"it is {value.dtype}{list(value.shape)}")
+        if not isinstance(name, str) or name in taken:
+            raise unusable(name, "the problem has that name for another one" if name in taken else "that is no text")
+    return own

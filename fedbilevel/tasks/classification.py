@@ -12,6 +12,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fedbilevel.core import randomness
+from fedbilevel.core.devices import require_memory
 from fedbilevel.errors import InputError
 from fedbilevel.settings import choice
 from fedbilevel.tasks.base import Holdings
@@ -50,8 +51,8 @@ def scaling(default: str = "unit") -> Any:
     )
 
 
-def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed: int) -> Network:
-    """An MLP with hidden layers of the given widths, or LeNet-5, for the images of a set."""
+def network(kind: str, source: Images, layers: int, hidden: int, scaling: str, seed: int) -> Network:
+    """An MLP of so many layers, the hidden ones of the given width, or LeNet-5, for the images of a set."""
     key, classes = randomness.key(seed), len(source.classes)
     side, channels = source.images.shape[1], int(np.prod(source.images.shape[3:]))
     center, spread = (source.images.mean() / 255, source.images.std() / 255) if scaling == "standard" else (0.0, 1.0)
@@ -60,10 +61,12 @@ def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed
         return (jnp.asarray(images).astype(float) / 255 - center) / spread
 
     if kind == "mlp":
-        layers = mlp.init(key, [side * side * channels, *hidden, classes])
-        return Network(layers, lambda layers, images: mlp.apply(layers, pixels(images).reshape(len(images), -1)), head=1)  # type: ignore[arg-type]
-    layers = lenet.init(key, channels, classes)
-    return Network(layers, lambda layers, images: lenet.apply(layers, pixels(images).reshape(-1, side, side, channels)), head=2)
+        inputs = side * side * channels
+        require_memory("the network", 4 * hidden * max(inputs, hidden) * (layers - 1), "lower hidden or layers")
+        start = mlp.init(key, [inputs, *[hidden] * (layers - 1), classes])
+        return Network(start, lambda layers, images: mlp.apply(layers, pixels(images).reshape(len(images), -1)), head=1)  # type: ignore[arg-type]
+    start = lenet.init(key, channels, classes)
+    return Network(start, lambda layers, images: lenet.apply(layers, pixels(images).reshape(-1, side, side, channels)), head=2)
 
 
 def cross_entropy(logits: Array, labels: ArrayLike) -> Array:

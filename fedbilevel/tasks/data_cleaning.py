@@ -165,7 +165,7 @@ class DataCleaning:
         ("sigmoid", "raw", "unit"),
     )
     model: str = classification.model()
-    layers: int = count(3, "fully connected layers of an mlp", least=1)
+    layers: int = count(3, "fully connected layers of an mlp", bits=7)
     hidden: int = count(32, "width of its hidden layers")
     scaling: str = classification.scaling()
     rc: float = real(1e-3, "λ or rc, weight of |y|²", least=0, source="Li et al.")
@@ -188,8 +188,7 @@ class DataCleaning:
         given[replaced] = rng.integers(0, len(classes), replaced.sum())
         right = jnp.asarray(given == true)
 
-        hidden = [self.hidden] * (self.layers - 1)
-        net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
+        net = classification.network(self.model, source, self.layers, self.hidden, self.scaling, self.data_seed)
         sigmoid = self.weighting == "sigmoid"
 
         def f(x: Array, y: Any, rows: Labelled) -> Array:

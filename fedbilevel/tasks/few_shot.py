@@ -27,6 +27,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fedbilevel.core import randomness
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
@@ -103,6 +104,9 @@ class FewShot:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Classes = datasets.load(self.dataset, data)
         held, unseen = self.dealt(source)
+        images = (self.clients * self.tasks + self.test_tasks) * self.ways * (self.shots + self.validation_shots)
+        needed = images * source.images[0].nbytes + 4 * 27 * self.filters**2
+        require_memory("few-shot", needed, "lower tasks, test_tasks or filters")
         train, validation, drawn = zip(
             *(self._tasks(source, classes, self.tasks, (self.data_seed, m)) for m, classes in enumerate(held)), strict=True
         )

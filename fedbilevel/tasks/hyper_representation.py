@@ -95,7 +95,7 @@ class HyperRepresentation:
         train, validation = classification.split(
             parts, self.train_per_client, self.validation_per_client, self.data_seed, "hyper-representation"
         )
-        net = classification.network(self.model, source, [self.hidden], self.scaling, self.data_seed)
+        net = classification.network(self.model, source, 2, self.hidden, self.scaling, self.data_seed)
         features, head = net.layers[: -net.head], net.layers[-net.head :]
 
         def f(x: Any, y: Any, rows: Labelled) -> Array:

@@ -90,7 +90,7 @@ class LossTuning:
     train_per_client: int = count(27, "training samples per client; the paper's MNIST: 74, non-i.i.d. 118")
     validation_per_client: int = count(27, "validation samples per client; the paper's MNIST: 74, non-i.i.d. 30")
     model: str = classification.model()
-    layers: int = count(3, "fully connected layers of an mlp", least=1)
+    layers: int = count(3, "fully connected layers of an mlp", bits=7)
     hidden: int = count(32, "width of its hidden layers; the paper's: 200")
     scaling: str = classification.scaling()
     rc: float = real(0.0, "weight of |y|²", least=0, source="the paper")
@@ -108,8 +108,7 @@ class LossTuning:
         train, validation = classification.split(
             parts, self.train_per_client, self.validation_per_client, self.data_seed, "loss-tuning"
         )
-        hidden = [self.hidden] * (self.layers - 1)
-        net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
+        net = classification.network(self.model, source, self.layers, self.hidden, self.scaling, self.data_seed)
         names = source.classes
         classes = len(names)
         weights = self.ratio ** (-np.arange(classes) / (classes - 1))

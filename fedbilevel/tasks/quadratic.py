@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel, Problem
 from fedbilevel.settings import check_all, choice, count, real
@@ -142,8 +143,10 @@ class Quadratic:
 
     def build(self, data: str = "") -> Task:
         """The task, starting from zero; it makes its own data."""
-        k = self.coefficients()
-        rng, count = np.random.default_rng([self.data_seed, 1]), self.rows if self.noise else 1
+        p, q, count = self.x_dimension, self.y_dimension, self.rows if self.noise else 1
+        numbers = self.clients * (count + 1) * (q * q + q * p + 2 * q + p) + 3 * p * p
+        require_memory("quadratic", 8 * numbers, "lower clients, x_dimension, y_dimension or rows")
+        k, rng = self.coefficients(), np.random.default_rng([self.data_seed, 1])
 
         def rows(center: np.ndarray) -> np.ndarray:
             return noisy_rows(center, self.noise / center.shape[-1] if center.ndim > 1 else self.noise, count, rng)

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.settings import check_all, count, real
@@ -71,6 +72,7 @@ class Valley:
     def build(self, data: str = "") -> Task:
         """The task; it makes its own data."""
         rng, M, count = np.random.default_rng(self.data_seed), self.clients, self.rows if self.noise else 1
+        require_memory("valley", 8 * M * (count + 1) * 3 * self.dimension, "lower clients, dimension or rows")
 
         def spread() -> np.ndarray:
             return self.heterogeneity * rng.standard_normal((M, self.dimension))
