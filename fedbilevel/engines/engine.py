@@ -120,5 +120,5 @@ def unflattened(arrays: list[np.ndarray], shapes: Any) -> Any:
     """The tree of these shapes from its arrays; `InputError` if their shapes or dtypes differ."""
     wanted, structure = jax.tree.flatten(shapes)
     if [(a.shape, a.dtype) for a in arrays] != [(s.shape, s.dtype) for s in wanted]:
-        raise InputError("the arrays' shapes or precision differ from this run's: set up JAX as it was")
+        raise InputError("arrays whose shapes or precision differ from this run's: set up JAX as it was")
     return jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays])

@@ -26,6 +26,7 @@ class FolderWatch:
     def __init__(self, folder: RunFolder, observe: Callable[[Snapshot], None], say: Callable[[str], None]):
         self.folder, self._observe, self._say = folder, observe, say
         self._last_step = -1
+        self._diagnostics = folder.configuration.configured_algorithm().diagnostics()
         self._left_out: set[str] = set()
 
     def look(self) -> dict[str, Any]:
@@ -34,8 +35,9 @@ class FolderWatch:
             if row["step"] > self._last_step:
                 self._last_step = row["step"]
                 step, *totals, seconds = (row[name] for name in COUNTERS)
+                reported = {name: row.pop(name) for name in self._diagnostics if name in row}
                 metrics = {name: value for name, value in row.items() if name not in COUNTERS}
-                self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics))
+                self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics, reported))
         status = read_status(self.folder.path)
         for line in status.get("left_out", []):
             if line not in self._left_out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,8 +40,10 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
         status = str(ended["status"]) if ended else "unfinished"
         configuration = folder.configuration
         headline = find(TASKS, "task", configuration.task).load().headline
-        diagnostics = configuration.configured_algorithm().diagnostics()
-        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, diagnostics))
+        reported: Collection[str] = ()
+        with contextlib.suppress(InputError):  # settings that this version no longer has
+            reported = configuration.configured_algorithm().diagnostics()
+        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, reported))
     return result
 
 
