@@ -12,6 +12,7 @@ from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.clients import server_floats
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.errors import InputError
@@ -52,6 +53,10 @@ class Stretch(NamedTuple):
 
 class Engine(Protocol):
     """Takes the steps of an experiment. What it returns are pytrees that the experiment hands back and does not look into."""
+
+    @property
+    def participation(self) -> Participation:
+        """How cohorts are drawn."""
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless it can run the algorithm on the task."""

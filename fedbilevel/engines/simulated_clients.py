@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
-from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, squared_distance
+from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -171,19 +171,16 @@ class SimulatedCohort(Cohort):
         each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
         return Rows(jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[:n], each))
 
-    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        weights = self._weights()
-        return self._sum(weights / weights.sum(), function, args)[0]
+    def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        return self._estimate(self._average(), function, args, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        weights = self._weights()
-        mean, square = self._sum(weights / weights.sum(), function, args, lambda h: squared_distance(h, around))
-        return mean, drift(square, mean, around)
+        each = self._average()
+        total, square = self._sum(each, function, args, lambda h: squared_distance(h, around))
+        return recentred(total, self._share(each), around), drift(square, total, self._share(each), around)
 
-    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        weights, count = self._weights(), jnp.maximum(self._count, 1)
-        weights = weights * self._clients.population.size / count.astype(weights.dtype)
-        return self._sum(weights, function, args)[0]
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        return self._estimate(self._unbiased(), function, args, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         mapped = self.map(function, *args)
@@ -236,6 +233,23 @@ class SimulatedCohort(Cohort):
     def _weights(self) -> Array:
         weights = self._clients.population.weights[self._ids]
         return weights if self._active is None else weights * self._active
+
+    def _unbiased(self) -> Array:
+        """(M / |S|) w_i"""
+        weights, count = self._weights(), jnp.maximum(self._count, 1)
+        return weights * self._clients.population.size / count.astype(weights.dtype)
+
+    def _average(self) -> Array:
+        """The same; 1 / |S| where all weights are equal."""
+        weights = self._weights()
+        return weights / weights.sum() if self._clients.population.equal_weights else self._unbiased()
+
+    def _share(self, each: Array) -> Array | None:
+        """The sum of these; None where it is known to be 1."""
+        return None if self._clients.population.equal_weights else each.sum()
+
+    def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        return recentred(self._sum(each, function, args)[0], self._share(each), around)
 
     def _sum(
         self, weights: Array, function: Callable[..., Tree], args: tuple, also: Callable[[Tree], Tree] = lambda h: ()
