@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import deployed, weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -62,7 +62,7 @@ def stationary_point(c, proximal):
 def test_one_round_is_equations_8_to_12():
     algorithm = fb.MeFBO(eta_x=0.2, eta_y=0.3, eta_theta=0.1, lambda_x=0.5, lambda_y=0.4, lambda_theta=0.7, local_steps=3)
     task, k, weights = QUADRATIC.build(), QUADRATIC.coefficients(), np.arange(1.0, 7.0) / 21
-    population = dataclasses.replace(task.population, weights=jnp.asarray(weights))
+    population = weighted(task.population, weights)
     rng = np.random.default_rng(0)
     x0, y0, theta0 = rng.standard_normal(5), rng.standard_normal(8), rng.standard_normal(8)
     t, gamma = 4, algorithm.proximal

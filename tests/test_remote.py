@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import deployed, weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -186,7 +186,7 @@ def test_absences_are_counted_and_the_rest_is_weighed_anew():
     federated.engine.exchange.transport = Flaky(federated.engine.exchange.transport, {1})
     found = [m.row() for m in federated.run() if m.metrics]
     assert [row["absences"] for row in found] == [1, 11, 11]  # the losses' included
-    three = dataclasses.replace(task, population=dataclasses.replace(task.population, weights=jnp.array([1, 0, 1, 1]) / 3))
+    three = dataclasses.replace(task, population=weighted(task.population, [1, 0, 1, 1]))
     alone = [m.row() for m in simulation(three, fb.SimFBO(), rounds=20, every=10).run() if m.metrics]
     for ours, theirs in zip(found, alone, strict=True):
         assert ours["rounds"] == theirs["rounds"]

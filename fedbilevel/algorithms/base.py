@@ -12,6 +12,8 @@ import jax
 from jax import Array
 
 from fedbilevel.core.clients import Clients
+from fedbilevel.core.participation import Participation
+from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
 from fedbilevel.errors import InputError, in_one_line, require
 from fedbilevel.settings import check_all, settings
@@ -58,6 +60,23 @@ class Algorithm(abc.ABC):
     def scheduled_at(self, step: int) -> dict[str, float]:
         """Those of them that change from step to step."""
         return self.scheduled(step) if isinstance(self, Scheduled) else {}
+
+    def bias(self, population: Population, participation: Participation) -> str:
+        """Why its steps do not solve the weighted problem even on average, as a sentence; empty where they do."""
+        if self.pooled and population.equal_weights and not (population.upper.equal and population.lower.equal):
+            return (
+                f"{type(self).__name__} pools all rows, and with equal weights each row counts the same: clients with more "
+                "rows weigh more."
+            )
+        return self.sampling_bias(participation, population.size) if isinstance(self, BiasedBySampling) else ""
+
+
+class BiasedBySampling(Algorithm):
+    """An algorithm whose steps are not right on average for some cohorts, whatever the weights."""
+
+    @abc.abstractmethod
+    def sampling_bias(self, participation: Participation, clients: int) -> str:
+        """Why for these cohorts of that many clients, as a sentence; empty where they are right."""
 
 
 class Scheduled(Algorithm):

@@ -74,19 +74,23 @@ class Cohort(abc.ABC):
         """function(client, *args) at each client of S, left there."""
 
     @abc.abstractmethod
-    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        """Σ_{i∈S} w_i h_i / Σ_{i∈S} w_i at the server, where h_i = function(client i, *args)."""
+    def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        """Σ_m w_m h_m over the federation as estimated at the server from S, where h_i = function(client i, *args).
 
-    @abc.abstractmethod
-    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        """The `mean`, and how far the clients are apart: √(Σ_{i∈S} w_i |h_i - mean|² / Σ_{i∈S} w_i).
-
-        It is computed from distances to `around`, a value near the answers such as the point that they started from.
+        With equal weights it is the average of the h_i. Otherwise it is z + Σ_{i∈S} (M / |S|) w_i (h_i - z), where z is
+        `around`, or 0. Given how many there are in S, chosen or left by chance and absences, every client is as likely as
+        any other to be among them: so the expectation is Σ_m w_m h_m, whatever z. The nearer z is to the answers the less
+        is random: for iterates it is the point that they started from, for directions nothing. Where a client with a large
+        weight is drawn the increment is large, up to M max w_m / |S| times that with everyone: step sizes must allow for it.
         """
 
     @abc.abstractmethod
-    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        """Σ_{i∈S} (M / |S|) w_i h_i at the server: over random S its expectation is Σ_m w_m h_m."""
+    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
+        """The `mean`, and how far the clients of S are apart: √(Σ_{i∈S} w_i |h_i - h|² / Σ_{i∈S} w_i), h their own average."""
+
+    @abc.abstractmethod
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        """The `mean` with (M / |S|) w_i for equal weights too: written so in papers, it differs from 1 / |S| in rounding."""
 
     @abc.abstractmethod
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
@@ -140,9 +144,11 @@ def squared_distance(a: Tree, b: Tree) -> Array:
     return sum((jnp.sum((p - q) ** 2) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)), jnp.zeros(()))
 
 
-def drift(mean_square: Array, mean: Tree, around: Tree) -> Array:
-    """How far values are apart, from their mean and the mean of their squared distances to something near them."""
-    return jnp.sqrt(jnp.maximum(mean_square - squared_distance(mean, around), 0.0))
+def recentred(total: Tree, share: Array | float | None, around: Tree) -> Tree:
+    """z + Σ a_i (h_i - z) from Σ a_i h_i and Σ a_i (None: 1, so that z does not matter), where z is `around`, or 0 if None."""
+    if share is None or around is None:
+        return total
+    return jax.tree.map(lambda h, z: h + jnp.asarray(1 - share, h.dtype) * z, total, around)
 
 
 def server_floats(state: Tree) -> list[tuple[str, Array]]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedbilevel.core import randomness
 from fedbilevel.core.randomness import permutation, split
 from fedbilevel.errors import InputError, require
 from fedbilevel.settings import REQUIRED, check_all, count, real
@@ -29,6 +30,11 @@ class Participation(abc.ABC):
     @abc.abstractmethod
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
         """The members' numbers, and which of them are present (None: all)."""
+
+    def is_everyone(self, population: int) -> bool:
+        """Whether all clients are in every cohort."""
+        members, there = jax.eval_shape(lambda: self.draw(randomness.key(0), population))
+        return len(members) == population and there is None
 
 
 @dataclass(frozen=True)

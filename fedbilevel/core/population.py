@@ -6,6 +6,7 @@ A deployed client holds a population of one.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,9 @@ from fedbilevel.settings import checked, count, settings
 SOME = 5  # rows: of two, the median is the mean
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows", "start", "size"], meta_fields=["longest", "equal"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["rows", "start", "size", "share", "upto"], meta_fields=["longest", "equal"]
+)
 @dataclass(frozen=True)
 class Shards:
     """The rows of all clients; client m has `size[m]` of them from `start[m]` on."""
@@ -36,6 +39,8 @@ class Shards:
     size: Array
     longest: int
     equal: bool  # all sizes are the same
+    share: Array | None = None  # of each row, where one client has all of them and they count unequally
+    upto: Array | None = None  # then the shares of each row but the last and those before it, added up, in 2⁻³²
 
     @classmethod
     def stack(cls, per_client: Iterable[Tree], what: str = "data") -> Shards:
@@ -71,12 +76,38 @@ class Shards:
 
     def whole(self, m: Array) -> Tree:
         """All rows of client m."""
+        if self.share is not None:
+            return Ragged(self.rows, self.share)
         position = jnp.arange(self.longest, dtype=jnp.int32)
         rows = self.at(m, jnp.minimum(position, self.size[m] - 1))
         return rows if self.equal else Ragged(rows, (position < self.size[m]).astype(float) / self.size[m])
 
+    def positions(self, m: Array, words: Array) -> Array:
+        """A row of client m for each 32 random bits, as likely as its share is large.
 
-@partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])
+        Where all shares are equal it is the high word of the bits times the number of rows (Lemire, 2019), which compiles
+        much faster than `jax.random.randint`.
+        """
+        drawn = product(words, self.size[m])[0] if self.upto is None else jnp.searchsorted(self.upto, words, side="right")
+        return drawn.astype(jnp.int32)
+
+    def pooled(self, weights: Array | None) -> Shards:
+        """One client that holds all rows: client m's count w_m together, or each row the same where no weights are given."""
+        size = np.asarray(self.size)
+        total = int(size.sum())
+        pool = Shards(self.rows, jnp.zeros(1, jnp.int32), jnp.full(1, total, jnp.int32), total, True)
+        if weights is None:
+            return pool
+        share = np.repeat(np.asarray(weights, float) / size, size)
+        upto = np.minimum(np.cumsum(share)[:-1] / share.sum() * 2**32, 2**32 - 1)
+        return dataclasses.replace(pool, share=jnp.asarray(share), upto=jnp.asarray(upto.astype(np.uint32)))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["upper", "lower", "weights"],
+    meta_fields=["problem", "batch_size", "equal_weights"],
+)
 @dataclass(frozen=True)
 class Population:
     """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size."""
@@ -86,6 +117,7 @@ class Population:
     lower: Shards
     weights: Array
     batch_size: int | None = count(None, "rows in a minibatch; None: all of the client's", bits=27)  # ten draws below 2³¹
+    equal_weights: bool = False  # known to be so; where it is not, any weights are right. Replace both together
 
     @classmethod
     def build(
@@ -104,7 +136,7 @@ class Population:
         shares = _shares(np.ones(len(lower)) if weights is None else weights, len(lower))
         batch_size = checked("", "batch_size", settings(cls)["batch_size"], batch_size)
         lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
-        return cls(problem, upper_rows, lower_rows, shares, batch_size)
+        return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()))
 
     @property
     def size(self) -> int:
@@ -138,13 +170,11 @@ class Population:
         return Batch(self.upper.some(), self.lower.some())
 
     def pooled(self) -> Population:
-        """One client that holds all rows, each of which then counts the same."""
-
-        def pool(shards: Shards) -> Shards:
-            total = len(jax.tree.leaves(shards.rows)[0])
-            return Shards(shards.rows, jnp.zeros(1, jnp.int32), jnp.full(1, total, jnp.int32), total, True)
-
-        return Population(self.problem, pool(self.upper), pool(self.lower), jnp.ones(1), self.batch_size)
+        """One client that holds all rows: client m's count w_m together, but where weights are equal each row the same."""
+        weights = None if self.equal_weights else self.weights
+        return Population(
+            self.problem, self.upper.pooled(weights), self.lower.pooled(weights), jnp.ones(1), self.batch_size, True
+        )
 
 
 @dataclass(frozen=True)
@@ -175,19 +205,13 @@ class Client:
         return self._population.whole(self._m)
 
     def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
-        """Independent minibatches of rows drawn uniformly.
-
-        A position is the high word of 32 random bits times the number of rows (Lemire, 2019): one call for all of
-        them, which compiles much faster than `jax.random.randint`.
-        """
+        """Independent minibatches of rows drawn with replacement, their random bits in one call for all of them."""
         p, m = self._population, self._m
         if p.batch_size is None:
             return [self.whole()] * batches
-        sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
-        shape = (batches, 2, p.batch_size * times)
-        words = bits(fold_in(self._key, k), shape)
-        positions = product(words, sizes)[0].astype(jnp.int32)
-        return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]
+        words = bits(fold_in(self._key, k), (batches, 2, p.batch_size * times))
+        upper, lower = p.upper.positions(m, words[:, 0]), p.lower.positions(m, words[:, 1])
+        return [Batch(p.upper.at(m, u), p.lower.at(m, v)) for u, v in zip(upper, lower, strict=True)]
 
 
 def one_per_client(what: str, given: Iterable[Tree]) -> list[Tree]:

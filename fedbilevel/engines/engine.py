@@ -12,6 +12,7 @@ from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.clients import server_floats
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.errors import InputError
@@ -52,6 +53,10 @@ class Stretch(NamedTuple):
 
 class Engine(Protocol):
     """Runs the steps of an experiment. It returns pytrees that the experiment hands back without looking into them."""
+
+    @property
+    def participation(self) -> Participation:
+        """How cohorts are drawn."""
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""

@@ -89,14 +89,15 @@ class Experiment:
             )
 
     def caveats(self) -> list[str]:
-        """What the algorithm assumes and the task does not fulfil, a sentence each."""
-        kind = type(self.algorithm)
+        """What the algorithm assumes and the run does not fulfil, a sentence each."""
+        kind, bias = type(self.algorithm), self.algorithm.bias(self.task.population, self.engine.participation)
+        found = [bias] if bias else []
         if kind.needs_strong_convexity and not self.task.strongly_convex:
-            return [
+            found.append(
                 f"{kind.__name__} assumes a lower level that is strongly convex in y, and this task's is not: "
                 "its guarantees do not hold here."
-            ]
-        return []
+            )
+        return found
 
     def saved(self, moment: Snapshot) -> list[np.ndarray]:
         """A moment's state as arrays, for a checkpoint."""
