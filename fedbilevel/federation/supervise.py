@@ -50,9 +50,8 @@ class Supervisor:
                     logs = self.federation.folder / "server" / "console.txt"
                     raise InputError(f"the run stopped: {reason}; mend that ({logs} says more), then resume it")
                 self._say(f"the job ended early ({reason}); going on from the last checkpoint")
-        result = folder.result or {}
-        if result["status"] == "diverged":
-            raise Diverged(str(result["reason"]))
+        if (result := folder.result) and result["status"] == "diverged":
+            raise Diverged(result.get("reason", f"{folder.path} diverged"))
 
     def _job(self, session: Session, watch: FolderWatch, stop: StopRequest) -> str:
         """One job, until it or the run ends: how the job ended."""

@@ -22,6 +22,7 @@ from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task, suited_to
 from fedbilevel.tasks.data.datasets import SETS, folder_of
+from fedbilevel.user_files import Scalar, fitted
 
 ROUND_TIMEOUT = 300.0  # seconds
 
@@ -31,9 +32,9 @@ class Configuration:
     """Names and plain values only, so that it can be written down and read back."""
 
     task: str
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
     algorithm: str
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Mapping[str, Scalar]
     options: RunOptions
     data: str = ""  # folder of the data set, if it is not bundled
     federation: str = ""  # folder of the federation that runs it; simulated if there is none
@@ -73,12 +74,12 @@ class Configuration:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Configuration:
         """From what `plain` gave; `InputError` if it is something else."""
-        own = [field.name for field in dataclasses.fields(cls) if field.name != "options"]
-        missing = [name for name in own if name not in values]
-        if missing:
-            raise InputError(f"it has no {missing[0]}")
-        options = RunOptions.read("it", {name: value for name, value in values.items() if name not in own})
-        return cls(options=options, **{name: values[name] for name in own})
+        own = {field.name for field in dataclasses.fields(cls)} - {"options"}
+        options = {name: value for name, value in values.items() if name not in own}
+        read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
+        find(TASKS, "task", read.task)
+        read.configured_algorithm()
+        return read
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary for JSON, the options beside the rest."""
