@@ -46,7 +46,7 @@ def real(
     """A number within bounds, and a finite one unless it need not be."""
     limits = [
         (above, "above", lambda v: v > above),
-        (least, "at least", lambda v: v >= least),
+        (least, "of at least", lambda v: v >= least),
         (below, "below", lambda v: v < below),
         (most, "at most", lambda v: v <= most),
     ]

@@ -1,6 +1,7 @@
 """Budgets, metrics, resuming and divergence of a run."""
 
 import dataclasses
+import hashlib
 import json
 
 import jax
@@ -12,10 +13,12 @@ import fedbilevel as fb
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.core import devices
 from fedbilevel.core.participation import Uniform
+from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs import experiment as experiment_module
 from fedbilevel.runs import simulation as simulation_module
+from fedbilevel.runs.checkpoint import MAGIC
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
@@ -134,6 +137,59 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_ends_without_a_
     (folder.path / "result.json").unlink()
     folder.execute(StopRequest(), lambda moment: None)
     assert without_seconds(folder.rows()) == without_seconds(rows) and folder.result["status"] == "finished"
+
+
+def interrupted(path, at=6):
+    """A run that was stopped after some rows, at a checkpoint."""
+    folder, stop = created(path, configuration()), StopRequest()
+
+    def observe(moment):
+        stop.signum = 2 if moment.step >= at else None
+
+    with pytest.raises(Interrupted):
+        folder.execute(stop, observe)
+    return folder
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, -1])
+def test_a_run_whose_rows_are_gone_does_not_go_on(tmp_path, kept):
+    folder = interrupted(tmp_path / "run")
+    metrics = folder.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.unlink() if kept is None else metrics.write_text("".join(lines[:kept]))
+    left = len(lines[:kept]) if kept is not None else 0
+    with pytest.raises(
+        InputError, match=rf"metrics\.jsonl has {left} of the {len(lines)} rows that it had when the checkpoint"
+    ):
+        folder.execute(StopRequest(), lambda moment: None)
+    metrics.write_text("".join(lines))
+    folder.execute(StopRequest(), lambda moment: None)
+    assert folder.result["status"] == "finished"
+
+
+def test_a_checkpoint_of_version_0_1_is_read_and_one_of_other_values_is_refused(tmp_path):
+    folder = interrupted(tmp_path / "run")
+    file = folder.path / "checkpoint"
+    values = wire.decode(file.read_bytes().split(b"\n", 2)[2])
+
+    def write(values):
+        payload = wire.encode(values)
+        file.write_bytes(MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+
+    for change, message in (
+        ({"step": "1"}, r"checkpoint: step: Expected `int`, got `str`"),
+        ({"leaves": [1.0]}, r"checkpoint: leaves\[0\]: Expected `numpy.ndarray`, got `float`"),
+        ({"totals": [1, 2, 3, 4]}, r"checkpoint: totals: Expected `array` of length 0 to 3"),
+        ({"other": 1}, r"checkpoint: unknown entry 'other'"),
+    ):
+        write(values | change)
+        with pytest.raises(InputError, match=message):
+            folder.execute(StopRequest(), lambda moment: None)
+    write({name: value for name, value in values.items() if name not in ("rows", "reported")})
+    folder.execute(StopRequest(), lambda moment: None)
+    whole = created(tmp_path / "whole", configuration())
+    whole.execute(StopRequest(), lambda moment: None)
+    assert without_seconds(folder.rows()) == without_seconds(whole.rows())
 
 
 def test_the_configuration_repeats_the_run(tmp_path):
@@ -389,7 +445,7 @@ def test_runs_are_created_all_or_none(tmp_path):
 def test_a_configuration_that_is_none_is_refused(tmp_path, content):
     folder = created(tmp_path / "run", configuration())
     (folder.path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"config\.json is (damaged|not)"):
+    with pytest.raises(InputError, match=r"config\.json: (JSON is malformed|Expected|Object missing|options: unknown entry)"):
         folder.execute(StopRequest(), lambda moment: None)
 
 

@@ -398,7 +398,7 @@ def job(federation, path):
     """A job as the command submits it, for a run that does not matter."""
     folder = RunFolder(path / "run")
     folder.path.mkdir()
-    (folder.path / "config.json").write_text('{"identity": "ab"}')
+    (folder.path / "config.json").write_text('{"configuration": {}, "identity": "ab"}')
     write_job(path / "job", folder, SITES)
     return path / "job"
 

@@ -20,7 +20,7 @@ from fedbilevel.settings import check_all, settings
 
 U_NORM = {"u_norm": "|u|"}
 HYPERGRADIENT_NORM = {"hypergradient_norm": "length of the estimate of ∇h(x) that x moved along"}
-DRIFT = {"drift": "root mean square distance of the clients' iterates from their average, before it"}
+DRIFT = {"drift": "root mean square distance of the clients' iterates from their average, just before averaging"}
 
 
 class Algorithm(abc.ABC):
@@ -58,7 +58,7 @@ class Algorithm(abc.ABC):
         return {**self.reports, **dict.fromkeys(self.scheduled_at(0), "in force at the step")}
 
     def scheduled_at(self, step: int) -> dict[str, float]:
-        """Those of them that change from step to step."""
+        """The scheduled values at a step; empty without a schedule."""
         return self.scheduled(step) if isinstance(self, Scheduled) else {}
 
     def bias(self, population: Population, participation: Participation) -> str:

@@ -58,7 +58,7 @@ class CommFedBiO(DoubleLoop):
 
     @at_client
     def shared(self, client: Client, result: tuple[Sparse, Array]) -> Sparse:
-        """C_m, the part of them that is sent."""
+        """C_m, the part that is sent."""
         return result[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:

@@ -1,4 +1,4 @@
-"""What two or more algorithms share."""
+"""Estimators shared by several algorithms."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def alone(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 class Problem:
     """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
 
-    `metrics` are further means over f's rows by which a solution is judged, with their names.
+    `metrics` are further means over f's rows that are reported for a solution, with their names.
     """
 
     f: Loss

@@ -53,7 +53,7 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     view, known = memoryview(data), types or {}
     end = 8 + int.from_bytes(view[:8], "little")
     if end > len(view):
-        raise InputError(f"a message of {len(view)} bytes is cut off or not one of ours: send it again")
+        raise InputError(f"a message of {len(view)} bytes is cut off or not a fedbilevel message: send it again")
     position = end
 
     def build(node: Any) -> Any:
@@ -79,7 +79,9 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     try:
         tree = build(json.loads(bytes(view[8:end])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(f"a message is damaged or not one of ours ({type(error).__name__}: {error}): send it again") from None
+        raise InputError(
+            f"a message is damaged or not a fedbilevel message ({type(error).__name__}: {error}): send it again"
+        ) from None
     if position != len(view):
         raise InputError(f"a message has {len(view) - position} bytes too many: send it again")
     return tree

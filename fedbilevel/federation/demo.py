@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import Federation, found
 from fedbilevel.federation.waiting import wait_until
+from fedbilevel.runs.folder import RunFolder
 
 SITES = [f"hospital-{m}" for m in range(1, 5)]
 RUN = ["data-cleaning", "fedbioacc", "--rounds", "201", "--every", "20"]
@@ -41,7 +41,7 @@ def demonstrate(folder: Path, say: Callable[[str], None]) -> None:
         _command("run", *RUN, "--federation", federation.folder, "--out", folder / "deployed", "--force")
     say("\nThe same run, simulated in one process:")
     _command("run", *RUN, "--knob", f"clients={len(SITES)}", "--out", folder / "simulated", "--force")
-    deployed, simulated = (_rows(folder / kind / "fedbioacc") for kind in ("deployed", "simulated"))
+    deployed, simulated = (RunFolder(folder / kind / "fedbioacc").rows() for kind in ("deployed", "simulated"))
     counted, difference = _compared(deployed, simulated)
     say(f"\nRounds and traffic are equal in all {len(deployed)} rows of metrics; the other {counted} numbers differ by at most")
     say(f"{difference:.1e} of their size.")
@@ -78,10 +78,6 @@ COMMAND: list[str | Path] = [sys.executable, "-m", "fedbilevel"]
 def _command(*arguments: str | Path) -> None:
     if subprocess.run([*COMMAND, *arguments], env={**os.environ, **DOUBLE}).returncode != 0:
         raise InputError(f"'fedbilevel {' '.join(map(str, arguments))}' failed: see above")
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[int, float]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 from fedbilevel.core.traffic import Totals
 from fedbilevel.federation.connection import PATIENCE, is_lost
-from fedbilevel.federation.job import STOP, STOPPING, read_status
+from fedbilevel.federation.job import STOP, STOPPING, Status, read_status
 from fedbilevel.federation.returning_sites import ReturningSites
 from fedbilevel.federation.session import Session, has_finished, trouble
 from fedbilevel.federation.waiting import POLL
@@ -29,7 +28,7 @@ class FolderWatch:
         self._diagnostics = folder.configuration.configured_algorithm().diagnostics()
         self._left_out: set[str] = set()
 
-    def look(self) -> dict[str, Any]:
+    def look(self) -> Status:
         """Show new rows of metrics, and sites that are newly left out; returns the job's status."""
         for row in self.folder.rows():
             if row["step"] > self._last_step:

@@ -11,11 +11,13 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.user_files import read_json
 
 STATUS, SITES, STOP = "job.json", "sites.json", "stop"
 STOPPING = 60.0  # seconds, at least, that a job has to stop after its checkpoint; two rounds may take longer
@@ -66,13 +68,23 @@ def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
         file.write_text(json.dumps(content, indent=2))
 
 
-def write_status(folder: Path, status: dict[str, Any]) -> None:
+class Status(TypedDict, total=False):
+    """What a job says of itself."""
+
+    begun: bool
+    left_out: list[str]
+    ended: bool
+    error: str
+    final: bool
+
+
+def write_status(folder: Path, status: Status) -> None:
     """Tell the supervisor how the job is doing."""
     write_atomically(folder / STATUS, json.dumps(status).encode())
 
 
-def read_status(folder: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> Status:
     """The job's last status; empty if it has not written any yet."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((folder / STATUS).read_bytes())
+    with contextlib.suppress(InputError):
+        return read_json(folder / STATUS, Status)
     return {}

@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
 from fedbilevel.runs.stopping import heeded
+from fedbilevel.user_files import read_json
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often within this many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
@@ -110,11 +112,14 @@ def _of(process: psutil.Process, kit: Path) -> bool:
 def _keep_storage_inside(kit: Path) -> None:
     """Have the server keep its jobs in its kit instead of in a shared folder."""
     file = kit / "local" / "resources.json"
-    resources = json.loads(file.read_text())
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "storage" / "snapshots")
-    for component in resources["components"]:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(kit / "storage" / "jobs")
+    resources = read_json(file, dict[str, Any])
+    try:
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "storage" / "snapshots")
+        for component in resources["components"]:
+            if component["id"] == "job_manager":
+                component["args"]["uri_root"] = str(kit / "storage" / "jobs")
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file} is not what the engine wrote there (it has no {error}): restore it from the kit") from None
     file.write_text(json.dumps(resources, indent=2) + "\n")
 
 

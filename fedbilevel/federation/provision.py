@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.nvflare_support import require_flare
+from fedbilevel.user_files import naming, read_json, read_toml
 
 ADMIN = "admin@fedbilevel.org"  # FLARE wants an email address; no mail is ever sent
 ORGANISATION = "fedbilevel"
@@ -80,13 +80,12 @@ class Federation:
     def read(cls, folder: Path) -> Federation:
         """Read a federation from its folder; `InputError` if that holds none."""
         file = folder / "federation.toml"
-        try:
-            content = tomllib.loads(file.read_text())
-            return cls(folder, content["host"], content["port"], tuple(content["sites"]))
-        except FileNotFoundError:
-            raise InputError(f"{folder} holds no federation: create one with 'fedbilevel federation init {folder}'") from None
-        except (tomllib.TOMLDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} is damaged ({error}): restore it from where the federation was created") from None
+        if not file.exists():
+            raise InputError(f"{folder} holds no federation: create one with 'fedbilevel federation init {folder}'")
+        read = read_toml(file, cls, folder=folder)
+        with naming(file):
+            _check(read.sites, read.host, read.port)
+        return read
 
     def write(self) -> None:
         """Write its description into its folder."""
@@ -103,7 +102,11 @@ def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_POR
     """Create certificates and start-up kits in a new folder; `InputError` if an argument cannot be used."""
     require_flare()
     folder = folder.resolve()
-    _check(folder, sites, host, port)
+    if re.search(r"\s", str(folder)):
+        raise InputError(f"the folder {str(folder)!r} has a space in its path, which the engine cannot take: choose another")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder: choose another")
+    _check(sites, host, port)
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     try:
@@ -130,11 +133,7 @@ def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_POR
     return federation
 
 
-def _check(folder: Path, sites: Sequence[str], host: str, port: int) -> None:
-    if re.search(r"\s", str(folder)):
-        raise InputError(f"the folder {str(folder)!r} has a space in its path, which FLARE cannot handle: choose another")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not an empty folder: choose another")
+def _check(sites: Sequence[str], host: str, port: int) -> None:
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in RESERVED:
             raise InputError(f"{site!r} cannot be a site's name: use letters, digits and -, and none of {', '.join(RESERVED)}")
@@ -187,7 +186,7 @@ class _Silent:
 def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     """Allow the classes that an experiment needs, refuse shipped code, and send no logs."""
     local = kit / "local"
-    resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text())
+    resources: dict[str, Any] = read_json(local / "resources.json.default", dict[str, Any])
     resources["class_allow_list"] = [*resources["class_allow_list"], *classes]
     resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
     for server in resources.get("servers", []):
@@ -195,7 +194,7 @@ def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     for component in resources["components"]:
         if component["id"] == "job_scheduler":
             component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
-    logs: dict[str, Any] = json.loads((local / "log_config.json.default").read_text())
+    logs: dict[str, Any] = read_json(local / "log_config.json.default", dict[str, Any])
     logs["loggers"][CALLS] = {"level": "WARNING"}
     (local / "log_config.json").write_text(json.dumps(logs, indent=2) + "\n")
     (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")

@@ -9,7 +9,6 @@ import logging
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 from nvflare.collab import collab
@@ -20,7 +19,7 @@ from fedbilevel.engines.failure import Failures
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare
-from fedbilevel.federation.job import SIMULATED, SITES, STOP, write_status
+from fedbilevel.federation.job import SIMULATED, SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.roster import Roster
 from fedbilevel.runs.configuration import Configuration
@@ -29,6 +28,7 @@ from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks.base import Task
+from fedbilevel.user_files import read_json
 
 CHECKPOINT_SECONDS = 3.0  # short, since a dead job costs more than a dead process: its sites must restart
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ExperimentServer:
         present = {proxy.name: proxy for proxy in collab.clients}
         numbers = {self.sites.index(name): proxy for name, proxy in present.items() if name in self.sites}
         transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout, _is_aborted)
-        ended: dict[str, Any] = {}
+        ended: Status = {}
         try:
             experiment = self.experiment(folder.configuration, transport)
             write_status(folder.path, {"begun": True, "left_out": self._reasons()})
@@ -113,9 +113,9 @@ class ExperimentServer:
 
     def _all_simulated(self) -> bool:
         """Whether every site has said that its data is simulated, in this job or in an earlier one of the run."""
-        file, known = Path(self.folder) / SITES, {}
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            known = json.loads(file.read_bytes())
+        file, known = Path(self.folder) / SITES, dict[str, bool]()
+        with contextlib.suppress(InputError):
+            known = read_json(file, dict[str, bool])
         known |= {self.sites[m]: word == SIMULATED for m, word in self._data.items()}
         write_atomically(file, json.dumps(known).encode())
         return all(known.get(site) for site in self.sites)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,9 @@ from fedbilevel.registry import find
 from fedbilevel.settings import configure, nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task
+from fedbilevel.user_files import Scalar, read_arrays, read_toml
 
-KINDS = {str: "text in quotes", int: "a whole number", dict: "a table"}
 LOADERS = ("share", "files", "function")
-FIELDS = {"task": str, "loader": str, "client": int, "path": str, "function": str, "data": str, "knobs": dict}
 
 
 @dataclass(frozen=True)
@@ -37,34 +34,22 @@ class SiteData:
     path: str = ""  # files: the .npz, relative to the configuration
     function: str = ""  # function: module:name
     data: str = ""  # folder of data sets that are not bundled
-    knobs: Mapping[str, Any] | None = None  # settings of the task that the site insists on
+    knobs: Mapping[str, Scalar] = field(default_factory=dict)  # settings of the task that the site insists on
+
+    def __post_init__(self) -> None:
+        if self.loader not in LOADERS:
+            raise InputError(f"loader must be one of {', '.join(LOADERS)}; given: {self.loader}")
 
     @classmethod
     def read(cls, file: Path) -> SiteData:
         """Read the site's configuration; `InputError` if it cannot be used."""
-        try:
-            content = tomllib.loads(file.read_text())
-        except FileNotFoundError:
-            raise InputError(f"{file} does not exist: describe this site's data there") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} is not TOML ({error}): fix it") from None
-        for name in content:
-            if name not in FIELDS:
-                raise InputError(f"{file} has an unknown entry {name!r}{nearest(name, FIELDS)}")
-            if type(content[name]) is not FIELDS[name]:
-                raise InputError(f"{file}: {name} must be {KINDS[FIELDS[name]]}; given: {content[name]!r}")
-        for name in ("task", "loader"):
-            if name not in content:
-                raise InputError(f"{file} does not name the {name}: add a line {name} = ...")
-        if content["loader"] not in LOADERS:
-            raise InputError(f"{file}: loader must be one of {', '.join(LOADERS)}; given: {content['loader']}")
-        return cls(file, **content)
+        return read_toml(file, cls, file=file)
 
     def agree(self, task: str, knobs: Mapping[str, Any]) -> None:
         """Raise `InputError` unless the site is set up for runs of this task with these knobs."""
         if task != self.task:
             raise InputError(f"this site is set up for the task {self.task}, not for {task}: refused")
-        for name, value in (self.knobs or {}).items():
+        for name, value in self.knobs.items():
             if name not in knobs:
                 raise InputError(f"this site insists on a knob {name!r} that {task} does not have{nearest(name, knobs)}")
             if value != knobs[name]:
@@ -87,12 +72,7 @@ class SiteData:
         file = self.file.parent / self.path
         if not self.path or not file.is_file():
             raise InputError(f"{self.file}: path must name an .npz file; given: {self.path!r}")
-        try:
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{file} is not an .npz file of plain arrays ({error})") from None
-        parts = []
+        arrays, parts = read_arrays(file), []
         for what, shards in (("upper", task.population.upper), ("lower", task.population.lower)):
             paths, structure = jax.tree_util.tree_flatten_with_path(shards.rows)
             names = [

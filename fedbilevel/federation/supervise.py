@@ -50,9 +50,8 @@ class Supervisor:
                     logs = self.federation.folder / "server" / "console.txt"
                     raise InputError(f"the run stopped: {reason}; fix that (see {logs}), then resume it")
                 self._say(f"the job ended early ({reason}); continuing from the last checkpoint")
-        result = folder.result or {}
-        if result["status"] == "diverged":
-            raise Diverged(str(result["reason"]))
+        if (result := folder.result) and result["status"] == "diverged":
+            raise Diverged(result.get("reason", f"{folder.path} diverged"))
 
     def _job(self, session: Session, watch: FolderWatch, stop: StopRequest) -> str:
         """Run one job until it or the run ends; returns how the job ended."""

@@ -23,17 +23,15 @@ class HeatMap(NamedTuple):
 
 def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
     """The heat map of a sweep's numbers."""
-    names = list(sweep.grid)
-    down, across = names[0], names[1] if len(names) > 1 else None
-    rows: Sequence[Any] = sweep.grid[down]
-    columns: Sequence[Any] = sweep.grid[across] if across else [None]
+    down, across = [*sweep.grid, "", ""][:2]
+    rows, columns = (sweep.grid.get(name, [None]) for name in (down, across))
 
     def best(row: Any, column: Any) -> float:
-        here = [c for c in cells if c.values[down] == row and (across is None or c.values[across] == column)]
+        here = [c for c in cells if (c.values.get(down), c.values.get(across)) == (row, column)]
         return sweep.ranked(here, metric)[0].mean(metric) if here else math.nan
 
     numbers = [[best(row, column) for column in columns] for row in rows]
-    return HeatMap(down, across or "", [_text(v) for v in rows], [_text(v) for v in columns], numbers)
+    return HeatMap(down, across, [_text(v) for v in rows], [_text(v) for v in columns], numbers)
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path], style: Style = SCREEN) -> None:

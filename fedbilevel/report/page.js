@@ -379,9 +379,12 @@ if (document.body.dataset.live) {
   setInterval(async () => {
     let text;
     try {
-      text = await (await fetch("data.json", { cache: "no-store" })).text();
-    } catch {
-      document.getElementById("about").textContent = "no longer served: this is the last state";
+      const answer = await fetch("data.json", { cache: "no-store" });
+      text = await answer.text();
+      if (!answer.ok) throw new Error(text);
+    } catch (error) {
+      document.getElementById("about").textContent = `no longer served, this is the last state: ${error.message}`;
+      before = null;
       return;
     }
     if (text === before) return;

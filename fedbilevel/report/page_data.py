@@ -75,15 +75,15 @@ def _sweep(folder: SweepFolder) -> dict[str, Any]:
 
 
 def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str, Any]:
-    rows = curve.rows
+    rows, ended = curve.rows, folder.result
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     columns["megabytes"] = [curve.megabytes(row, "up", "down") for row in rows]
     return {
         "label": curve.label,
         "folder": str(folder.path),
         "status": curve.status,
-        "reason": (folder.result or {}).get("reason", ""),
-        "caveats": (folder.result or {}).get("caveats", []),
+        "reason": ended.get("reason", "") if ended else "",
+        "caveats": ended.get("caveats", []) if ended else [],
         "megabytes_up": curve.megabytes(rows[-1], "up"),
         "megabytes_down": curve.megabytes(rows[-1], "down"),
         "columns": columns,
@@ -106,6 +106,8 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     if where in holdings:
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
+    if x is not None and (x.shape != task.x.shape or x.dtype.kind != "f" or not np.isfinite(x).all()):
+        raise InputError(f"x.npy must hold {task.x.size} finite numbers; given: {x.dtype}{list(x.shape)}")
     if x is not None and not np.array_equal(x, np.asarray(task.x)):
         run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbilevel.errors import InputError
 from fedbilevel.report.reproduction_text import brief, heading, printed, shown, written
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import (
-    Chosen,
     Panel,
     Reproduction,
+    Tuned,
     fixed,
-    grid_of,
     names,
     paper_of,
     read,
@@ -102,22 +101,26 @@ def _verdict(plan: Reproduction, panel: Panel, results: Results) -> str:
 
 def choices(plan: Reproduction, folder: Path) -> str:
     """The values that were chosen, beside the paper's."""
-    tuned = Chosen(tuned_file(plan.name, folder)).entries
+    file = tuned_file(plan.name, folder)
+    tuned = Tuned.read(file).chosen
     if not tuned:
         return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
     others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
-    methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
+    lines_of = {(p.name, m.name): (p, m) for p, m in plan.tuned_lines()}
     heads = ["", "method", "grid", "chosen", "not tuned", "the paper's", "with the paper's", "cells that diverged"]
     lines = []
     for entry in tuned:
-        method, panel = methods[entry["method"]], panels[entry["panel"]]
-        grid = grid_of(panel, method)
+        name = entry["panel"], entry["method"]
+        if name not in lines_of:
+            raise InputError(f"{file}: the plan does not tune {', '.join(name)}: choose anew with --tune")
+        panel, method = lines_of[name]
+        grid = plan.tuning(panel, method).grid
         given = entry.get("with_paper_values", "")
         lines.append(
             [
                 entry["panel"],
                 method.name,
-                "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
+                "; ".join(f"{_names(k)} {', '.join(map(_text, vs))}" for k, vs in grid.items()),
                 _values(entry["values"], grid),
                 _values({k: v for k, v in fixed(panel, method).items() if k not in untied(entry["values"])}),
                 _values(paper_of(panel, method)),
@@ -130,9 +133,13 @@ def choices(plan: Reproduction, folder: Path) -> str:
 
 def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None = None) -> str:
     def edge(name: str, value: Any) -> str:
-        return "*" if grid and value in (min(grid[name]), max(grid[name])) else ""
+        return "*" if grid and name in grid and value in (min(grid[name]), max(grid[name])) else ""
 
-    return ", ".join(f"{_names(k)} {v if isinstance(v, str) else f'{v:g}'}{edge(k, v)}" for k, v in values.items())
+    return ", ".join(f"{_names(k)} {_text(v)}{edge(k, v)}" for k, v in values.items())
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _names(tied: str) -> str:
@@ -162,9 +169,13 @@ def _stored(plan: Reproduction, folder: Path) -> str:
     described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
     if not numbers.exists():
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
-    if not described.exists() or not Study(plan, folder, plans=folder).made(json.loads(described.read_bytes())):
+    if not described.exists() or not Study(plan, folder, plans=folder).made(described):
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it again.\n"
-    return section(plan, from_csv(numbers), folder)
+    results = from_csv(numbers)
+    for panel, method in plan.lines():
+        if (panel.name, method.name) not in results:
+            raise InputError(f"{numbers} has no runs of {panel.name}, {method.name}: publish it again")
+    return section(plan, results, folder)
 
 
 def _markdown(heads: Sequence[str], lines: Any) -> str:

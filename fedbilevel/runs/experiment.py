@@ -104,7 +104,7 @@ class Experiment:
         return self.engine.save(moment.state, moment.step)
 
     def restored(self, arrays: list[np.ndarray]) -> Any:
-        """The state from what `saved` gave; `InputError` if those are not arrays of this run's. May raise `Diverged`."""
+        """The state from what `saved` gave; `InputError` if the arrays do not belong to this run. May raise `Diverged`."""
         with self._finite(BEFORE):
             return self.engine.restore(arrays, self.algorithm, self.task.x, self.task.y, self._key(0))
 
@@ -168,7 +168,9 @@ class Experiment:
         metrics, bound = numbers(values), self.options.loss_bound
         for name in LOSSES:
             if metrics[name] is None and moment.step == 0:
-                raise InputError(f"{name} is not finite at the start: look for such values in the data, or start elsewhere")
+                raise InputError(
+                    f"{name} is not finite at the start: check the data for values that are not finite, or start elsewhere"
+                )
             loss = float(values[name])
             if not loss <= bound:
                 raise Diverged(self.advice(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}"))

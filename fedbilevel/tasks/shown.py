@@ -51,5 +51,5 @@ class Shown(NamedTuple):
 
 
 def nothing(x: np.ndarray) -> tuple[Shown, ...]:
-    """What a task shows whose x says nothing by itself."""
+    """For tasks whose x has nothing to show."""
     return ()
