@@ -66,15 +66,15 @@ def test_a_cohort_is_never_empty():
 @pytest.mark.parametrize(
     ("participation", "message"),
     [
-        (Uniform(7), "clients per round"),
-        (Uniform(0), "clients per round"),
-        (Bernoulli(0), "of taking part"),
-        (Dropouts(Everyone(), 1), "of dropping out"),
+        (lambda: Uniform(7).capacity(6), "clients per round"),
+        (lambda: Uniform(0), "size must be a whole number of at least 1"),
+        (lambda: Bernoulli(0), "probability must be a number above 0 and at most 1"),
+        (lambda: Dropouts(Everyone(), 1), "probability must be a number of at least 0 and below 1"),
     ],
 )
 def test_impossible_participation_is_refused(participation, message):
     with pytest.raises(InputError, match=message):
-        participation.capacity(6)
+        participation()
 
 
 def test_unbiased_mean_is_unbiased_for_unequal_weights():
