@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,7 @@ def test_what_is_reported_reaches_rows_snapshots_and_the_page_but_is_no_metric(t
     assert not reported & set(folder.rows()[0])  # no step was made yet
     (curve,) = curves([folder])
     assert set(diagnostics([curve])) == reported and not reported & set(metrics([curve]))
-    assert reported <= set(folder.result)
+    assert reported <= set(json.loads((folder.path / "result.json").read_bytes()))
 
 
 def test_a_number_that_is_not_declared_is_refused():

@@ -122,7 +122,7 @@ def test_damaged_messages_are_refused(damage):
 
 
 def test_unknown_types_and_objects_do_not_travel():
-    with pytest.raises(InputError, match="damaged or not one of ours"):
+    with pytest.raises(InputError, match="damaged or not a fedbilevel message"):
         wire.decode(wire.encode(Point(1.0, 2.0, 3.0)))
     with pytest.raises(TypeError, match="cannot send"):
         wire.encode(object())

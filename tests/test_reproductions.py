@@ -396,7 +396,7 @@ def test_wrong_commands_are_refused(plans, tmp_path):
         command("mefbo-tabel2")
     with pytest.raises(InputError, match="leave out --tune and --publish"):
         command("mefbo-table2", "--quick", "--tune")
-    with pytest.raises(InputError, match="--settings is for a look"):
+    with pytest.raises(InputError, match="--settings is for trying values out"):
         command("mefbo-table2", "--settings", plans / "small.toml", "--publish")
     with pytest.raises(InputError, match="small has no reduced size"):
         command("small", "--quick", "--plans", plans)

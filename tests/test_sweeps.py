@@ -80,7 +80,7 @@ def test_large_runs_on_a_cpu_are_made_one_after_another_with_the_same_numbers(tm
 
 def test_what_cannot_run_together_is_refused():
     a, b = (experiments("quadratic", "fedbio", [dict(local_steps=n)], (0,))[0] for n in (1, 2))
-    with pytest.raises(InputError, match="may differ in their algorithm's real numbers and in their seed alone"):
+    with pytest.raises(InputError, match="may differ only in their algorithm's real numbers and their seeds"):
         run_together([a, b])
 
 

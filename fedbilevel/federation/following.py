@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -25,8 +26,11 @@ class FolderWatch:
     def __init__(self, folder: RunFolder, observe: Callable[[Snapshot], None], say: Callable[[str], None]):
         self.folder, self._observe, self._say = folder, observe, say
         self._last_step = -1
-        self._diagnostics = folder.configuration.configured_algorithm().diagnostics()
         self._left_out: set[str] = set()
+
+    @functools.cached_property
+    def _diagnostics(self) -> dict[str, str]:
+        return self.folder.configuration.configured_algorithm().diagnostics()
 
     def look(self) -> Status:
         """Show new rows of metrics, and sites that are newly left out; returns the job's status."""
