@@ -73,5 +73,5 @@ def test_a_configuration_comes_back_as_it_was_written():
     assert Configuration.read(made.plain()) == made
     with pytest.raises(InputError, match="unknown entry 'evry'; did you mean every"):
         Configuration.read({**made.plain(), "evry": 3})
-    with pytest.raises(InputError, match="it has no algorithm"):
+    with pytest.raises(InputError, match="missing required field `algorithm`"):
         Configuration.read({k: v for k, v in made.plain().items() if k != "algorithm"})
