@@ -77,6 +77,12 @@ def test_impossible_participation_is_refused(participation, message):
         participation()
 
 
+@pytest.mark.parametrize("participation", [Uniform(7), Dropouts(Uniform(7), 0.5)])
+def test_more_participants_than_clients_are_refused(participation):
+    with pytest.raises(InputError, match="clients per round must be between 1 and the number of clients, 6; given: 7"):
+        participation.capacity(6)
+
+
 def test_unbiased_mean_is_unbiased_for_unequal_weights():
     task = Quadratic(clients=5).build()
     population = weighted(task.population, [0.5, 0.2, 0.15, 0.1, 0.05])

@@ -7,16 +7,16 @@ A deployed client holds a population of one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel.core.client_lists import check_rows, joined, one_per_client, shares_of
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree, flattened
 from fedbilevel.core.randomness import bits, fold_in
@@ -50,14 +50,14 @@ class Shards:
         for m, (arrays, own) in enumerate(clients):
             if own != structure:
                 raise InputError(f"{what}: client {m} has other arrays than client 0: give every client the same structure")
-            _check_rows(f"{what}: client {m}", arrays, like=first)
+            check_rows(f"{what}: client {m}", arrays, like=first)
         sizes = [len(arrays[0]) for arrays, _ in clients]
         if sum(sizes) >= 2**31:
             raise InputError(f"{what} has {sum(sizes):,} rows, and fewer than 2³¹ can be numbered: give fewer")
         needed = sum(array.nbytes for arrays, _ in clients for array in arrays)
         require_memory(f"{what}: the clients' rows", needed, "give fewer")
         columns = zip(*(arrays for arrays, _ in clients), strict=True)
-        rows = jax.tree.unflatten(structure, [_joined(what, column) for column in columns])
+        rows = jax.tree.unflatten(structure, [joined(what, column) for column in columns])
         start = np.cumsum([0, *sizes[:-1]])
         return cls(rows, jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.int32), max(sizes), len(set(sizes)) == 1)
 
@@ -133,7 +133,7 @@ class Population:
         lower, upper = one_per_client("lower", lower), one_per_client("upper", upper)
         if len(upper) != len(lower):
             raise InputError(f"upper has {len(upper)} clients and lower {len(lower)}: give both for every client")
-        shares = _shares(np.ones(len(lower)) if weights is None else weights, len(lower))
+        shares = shares_of(np.ones(len(lower)) if weights is None else weights, len(lower))
         batch_size = checked("", "batch_size", settings(cls)["batch_size"], batch_size)
         lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
         return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()))
@@ -212,56 +212,3 @@ class Client:
         words = bits(fold_in(self._key, k), (batches, 2, p.batch_size * times))
         upper, lower = p.upper.positions(m, words[:, 0]), p.lower.positions(m, words[:, 1])
         return [Batch(p.upper.at(m, u), p.lower.at(m, v)) for u, v in zip(upper, lower, strict=True)]
-
-
-def one_per_client(what: str, given: Iterable[Tree]) -> list[Tree]:
-    """The entries of a list, or of anything that gives them one after another; `InputError` if it is something else."""
-    one = isinstance(given, (str, bytes, Mapping, Set, np.ndarray, Array)) or hasattr(given, "_fields")
-    fits = isinstance(given, Iterable) and not one
-    require(fits, what, f"a list with one entry per client, not {type(given).__name__}", given)
-    entries = list(given)
-    if not entries:
-        raise InputError(f"{what} has no client in it: give a list with one entry per client")
-    return entries
-
-
-def _check_rows(whose: str, arrays: list[Any], like: list[Any]) -> None:
-    """Raise `InputError` unless these are arrays of numbers with a row per sample, and rows like the others'."""
-    shapes = [np.shape(array) for array in arrays]
-    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
-        raise InputError(f"{whose}'s arrays need one common first axis, a row per sample; their shapes: {shapes}")
-    if [shape[1:] for shape in shapes] != [np.shape(array)[1:] for array in like]:
-        raise InputError(f"{whose}'s rows have another shape than client 0's: give every client rows alike; given: {shapes}")
-    if shapes[0][0] == 0:
-        raise InputError(f"{whose} has no rows: leave the client out or give it data")
-    for array in arrays:
-        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
-            raise InputError(f"{whose} has rows of {array.dtype}: give arrays of numbers")
-
-
-def _joined(what: str, parts: Iterable[Any]) -> Array:
-    """Arrays one after another; `InputError` if JAX's whole numbers are too short for theirs."""
-    whole = np.concatenate(list(parts))
-    dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
-    if jnp.issubdtype(dtype, jnp.integer) and dtype != whole.dtype:
-        for value in map(int, (whole.min(), whole.max())):
-            if not jnp.iinfo(dtype).min <= value <= jnp.iinfo(dtype).max:
-                raise InputError(f"{what} holds {value}, which JAX's {dtype} cannot: make it a float, or set JAX_ENABLE_X64=1")
-    return jnp.asarray(whole)
-
-
-def _shares(weights: Iterable[float], clients: int) -> Array:
-    """The weights, scaled such that they sum to 1; `InputError` unless they are numbers above 0, one per client."""
-    wanted = f"{clients} numbers above 0, one per client"
-    if isinstance(weights, Iterable) and not isinstance(weights, (Mapping, Set)) and not hasattr(weights, "__array__"):
-        weights = list(weights)
-    try:
-        given = np.asarray(weights)
-        fits = given.shape == (clients,) and given.dtype.kind in "iuf" and bool(np.all(given > 0))
-    except ValueError:  # of parts that do not make an array
-        fits = False
-    require(fits, "weights", wanted, weights)
-    with np.errstate(over="ignore", invalid="ignore"):
-        shares = given.astype(float) / given.astype(float).sum()
-    require(bool(shares.min() >= jnp.finfo(float).tiny), "weights", f"{wanted}, and none lost beside the others", weights)
-    return jnp.asarray(shares)

@@ -78,9 +78,8 @@ class Experiment:
             )
         self.engine.require(task, self.algorithm)
         task.population.problem.check(task.x, task.y, task.population.some_rows())
-        for name in task.metric_names():
-            if name in COUNTERS or name in self.algorithm.diagnostics():
-                raise unusable(name, f"a run of {kind.__name__} has that name for another number")
+        for name in {*COUNTERS, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
+            raise unusable(name, f"a run of {kind.__name__} has that name for another number")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
         if rounds is not None and rounds < start + first:

@@ -9,9 +9,10 @@ import jax
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.core.client_lists import one_per_client
 from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Participation
-from fedbilevel.core.population import Population, one_per_client
+from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Loss, Tree, from_trees
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.engines.simulated import revealed
@@ -61,10 +62,11 @@ def solve(
         f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given, to which terms
             that depend on no row may be added. Other losses, such as sums, are refused unless every call has the same
             number of rows: all of a client's, and equally many for all clients.
-        x0, y0: where to start, arrays or pytrees of arrays. Each array keeps its precision, also for `f` and `g`; doubles
-            need `JAX_ENABLE_X64=1`, without which they become float32 with a warning.
+        x0, y0: where to start, arrays or pytrees of arrays. Each array keeps its precision, also for `f` and `g`. Doubles
+            need `JAX_ENABLE_X64=1`: without it they become float32, which a warning says.
         lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
-            clients may have unequal numbers of rows. `upper` is `lower` unless given.
+            clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
+            become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
         rounds, steps: how long, by communication rounds or by the algorithm's outer steps; one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
