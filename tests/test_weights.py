@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import weighted
+from federations import deployed, weighted
 from jax import lax
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
 from fedbilevel.core.population import Population
-from fedbilevel.core.problem import FiveBatches, Point
+from fedbilevel.core.problem import FiveBatches, Pair, Point
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import SimulatedClients
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
@@ -144,6 +145,28 @@ def test_so_it_is_given_that_n_of_all_are_present(n):
     present = np.array([[m in S for m in range(5)] for S in itertools.combinations(range(5), n)])
     for mean, wanted in zip(over_all_cohorts(step, present, 1), everyone, strict=True):
         np.testing.assert_allclose(mean, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_both_engines_say_how_far_the_members_of_a_cohort_are_apart():
+    """About the members' own average, whatever the estimate for all clients is; one member is nowhere apart."""
+    algorithm = fb.FedAvg(local_steps=3)
+    population, k = federation(5)
+    for members in ([3, 0, 4], [1]):
+        weights, each = k.weights[members], []
+        for m in members:
+            y = Y
+            for _ in range(3):
+                y = y - algorithm.gamma * (k.A[m] @ y - k.B[m] @ X - k.b[m])
+            each.append(y)
+        wanted = Y + 5 / len(members) * weights @ (np.stack(each) - Y)
+        average = weights / weights.sum() @ np.stack(each)
+        apart = np.sqrt(weights / weights.sum() @ np.sum((each - average) ** 2, 1))
+        simulated = SimulatedEngine(population, InTurn([np.array(members)]))
+        remote, _ = deployed(algorithm, population, InTurn([np.array(members)]))
+        for engine in (simulated, remote):
+            state, _, reported = engine.step(algorithm, Pair(jnp.asarray(X), jnp.asarray(Y)), jax.random.key(0))
+            np.testing.assert_allclose(state.y, wanted, rtol=1e-12)
+            np.testing.assert_allclose(reported["drift"], apart, rtol=1e-9, atol=1e-7)
 
 
 @pytest.mark.parametrize("participation", [Bernoulli(0.4), Dropouts(Everyone(), 0.5), Dropouts(Uniform(4), 0.5)], ids=str)

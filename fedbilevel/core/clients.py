@@ -78,10 +78,10 @@ class Cohort(abc.ABC):
         """Σ_m w_m h_m over the federation as estimated at the server from S, where h_i = function(client i, *args).
 
         With equal weights it is the average of the h_i. Otherwise it is z + Σ_{i∈S} (M / |S|) w_i (h_i - z), where z is
-        `around`, or 0. Given how many there are in S, chosen or left by chance and absences, every client is as likely as
-        any other to be among them: so the expectation is Σ_m w_m h_m, whatever z. The nearer z is to the answers the less
-        is random: for iterates it is the point that they started from, for directions nothing. Where a client with a large
-        weight is drawn the increment is large, up to M max w_m / |S| times that with everyone: step sizes must allow for it.
+        `around`, or 0. Given how many there are in S, be it chosen or left by chance and absences, every client is as likely
+        as any other to be among them: so the expectation is Σ_m w_m h_m, whatever z that S does not decide. The nearer z is
+        to the answers the less is random: for iterates give the point that they started from, for directions nothing. A
+        client's increment counts up to M max w_m / |S| times: step sizes must allow for that.
         """
 
     @abc.abstractmethod
