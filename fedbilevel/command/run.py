@@ -167,7 +167,7 @@ def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, 
     if not 0 < round_timeout <= LONGEST_ROUND:
         raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
     sites = Federation.read(folder).sites
-    if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):
+    if "clients" in settings_of(TASKS[task].load()) and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
         raise InputError(
             f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
         )
