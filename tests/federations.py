@@ -1,11 +1,20 @@
 """Small federations that several tests use."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.loopback import Loopback
+
+
+def weighted(population, weights):
+    """The population with these weights, in any scale."""
+    equal, weights = len(set(weights)) == 1, jnp.asarray(weights, float)
+    return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
 def deployed(algorithm, population, participation, start=None, stores=None):
@@ -15,15 +24,25 @@ def deployed(algorithm, population, participation, start=None, stores=None):
     """
     weights = np.asarray(population.weights) * population.size
     known = call_shapes(algorithm, population, *start) if start else None
-
-    def client(m):
-        part = population.only(m)
-        there = call_shapes(algorithm, part, *start) if start else None
-        return ClientRuntime(algorithm, part, m, weights[m], there, stores[m] if stores else None)
-
-    runtimes = {m: client(m) for m in range(population.size)}
+    runtimes = {
+        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None)
+        for m in range(population.size)
+    }
     engine = DeployedEngine(Loopback(runtimes), population, participation, known)
     return engine, runtimes
+
+
+class MemoryStore:
+    """What a client puts on its disk, in memory."""
+
+    def __init__(self):
+        self.saved = {}
+
+    def save(self, step, data, keep):
+        self.saved[step] = data
+
+    def load(self, step):
+        return self.saved[step]
 
 
 def add(a, b):

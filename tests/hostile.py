@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from nvflare.collab import collab
 from nvflare.collab.api.call_opt import CallOption
 
 from fedbilevel.core.problem import Point
@@ -19,8 +20,8 @@ from fedbilevel.tasks.quadratic import Quadratic
 class HostileServer(ExperimentServer):
     """Asks every site for what it must refuse, writes down what came back, then runs the experiment as if nothing were."""
 
-    def _experiment(self, configuration, transport):
-        experiment = super()._experiment(configuration, transport)
+    def experiment(self, configuration, transport):
+        experiment = super().experiment(configuration, transport)
         z = Point(experiment.task.x, experiment.task.y, experiment.task.y)
         key = np.asarray(jax.random.key_data(jax.random.key(0)))
         asked = {
@@ -30,12 +31,13 @@ class HostileServer(ExperimentServer):
             "dtype": Call("first_momentum", key, (z._replace(y=z.y.astype("float16")),), None),
             "nan": Call("first_momentum", key, (z._replace(y=z.y * np.nan),), None),
         }
+        requests = {name: wire.encode(Request(expression, True, [])) for name, expression in asked.items()}
         said = {}
-        for name, expression in asked.items():
-            said[name] = transport.ask({m: wire.encode(Request(expression, True, [])) for m in range(4)})[1]
-        said["garbage"] = transport.ask({m: b"\x80\x04 garbage" for m in range(4)})[1]
+        for name, request in {**requests, "garbage": b"\x80\x04 garbage"}.items():
+            _, failures = transport.ask(dict.fromkeys(range(4), request))
+            said[name] = {m: failure.line for m, failure in failures.items()}
         for name in ("prepare", "_begin"):
-            said[name] = {m: forced(line._proxy, name) for m, line in transport._lines.items()}
+            said[name] = {proxy.name: forced(proxy, name) for proxy in collab.clients}
         (Path(self.folder) / "said.json").write_text(json.dumps(said))
         return experiment
 

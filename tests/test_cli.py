@@ -48,7 +48,7 @@ def run(monkeypatch, capsys, tmp_path):
     [
         (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning or"),
         (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
-        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; there are: fedbioacc, "),
+        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; choose from: fedbioacc, "),
         (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
         (["run", "quadratic", "simfbo", "--set", "gama_x=1"], "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=fast"], "gamma_x must be a number above 0; given: fast"),
@@ -79,7 +79,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic"], "Missing argument"),
         (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
         (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
-        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist is not there: looked for train-"),
+        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist was not found: looked for train-"),
         (
             ["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist", "--data", "."],
             "get it with 'fedbilevel data fetch mnist'",
@@ -99,7 +99,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["compare", ".", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
-        (["data", "fetch", "digits"], "digits is bundled: there is nothing to fetch"),
+        (["data", "fetch", "digits"], "digits is bundled: nothing to fetch"),
         (["data", "fetch", "mini-imagenet"], "mini-imagenet has no free mirror: make it from ImageNet"),
         (["data", "fetch"], "Missing argument"),
         (["data", "show", "quadratic"], "quadratic has no classes to draw"),

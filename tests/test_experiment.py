@@ -1,5 +1,6 @@
 """Budgets, metrics, resuming and divergence of a run."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -10,6 +11,7 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.core import devices
 from fedbilevel.core.participation import Uniform
 from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
@@ -286,7 +288,7 @@ def test_solve_takes_trees_unequal_clients_and_own_metrics():
     assert set(found.x) == {"log_ridge"} and found.y["w"].shape == (3,)
     assert found.history[-1]["lower_loss"] < found.history[0]["lower_loss"]
     np.testing.assert_allclose(found.history[-1]["norm"], np.linalg.norm(found.y["w"]))
-    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[2\]"):
+    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[5\]"):
         fb.solve(
             lambda x, y, rows: rows["b"],
             g,
@@ -348,6 +350,11 @@ def test_solving_again_with_other_step_sizes_compiles_nothing_anew(caplog):
         (dict(metrics=lambda x, y: {"step": x}), "the metric 'step' must be one number"),
         (dict(lower=[np.ones((3, 2)), np.full((2, 2), np.nan)]), "loss is not finite at the start"),
         (dict(g=lambda x, y, rows: rows @ y), r"g\(x, y, batch\) must return one real number"),
+        (dict(g=lambda x, y, rows: jnp.sum((y - rows) ** 2)), "g must be a mean over its rows where .* it is 10, and .* is 2;"),
+        (
+            dict(f=lambda x, y, rows: jnp.sum(rows @ y) + x**2, batch_size=2, upper=[np.ones((3, 2))] * 2),
+            "f must be a mean over",
+        ),
     ],
 )
 def test_solve_refuses_what_it_cannot_use(changes, message):
@@ -358,6 +365,37 @@ def test_solve_refuses_what_it_cannot_use(changes, message):
     values |= dict(algorithm=fb.SimFBO(), steps=3)
     with pytest.raises(InputError, match=message):
         fb.solve(**values | changes)
+
+
+def test_a_sum_over_equally_many_rows_is_the_loss_that_it_says():
+    def total(x, y, rows):
+        return jnp.sum((y - rows) ** 2) / 6 + x**2
+
+    rows = [np.ones((3, 2)), np.zeros((3, 2))]
+    found = fb.solve(total, total, jnp.array(1.0), jnp.zeros(2), lower=rows, algorithm=fb.SimFBO(gamma_y=0.5), steps=200)
+    np.testing.assert_allclose(found.y, 0.5, atol=1e-3)
+
+
+def test_a_solution_keeps_the_precision_that_it_started_with():
+    def loss(x, y, rows):
+        assert (x["half"].dtype, x["single"].dtype) == (jnp.bfloat16, jnp.float32)
+        return jnp.mean((y - rows) ** 2) + x["single"] ** 2 + jnp.sum(x["half"].astype(float) ** 2)
+
+    start = {"half": jnp.ones(3, jnp.bfloat16), "single": np.float32(1)}
+    found = fb.solve(loss, loss, start, jnp.zeros(()), lower=[np.ones(4)], algorithm=fb.SimFBO(), steps=2)
+    assert (found.x["half"].dtype, found.x["single"].dtype, found.y.dtype) == (jnp.bfloat16, jnp.float32, jnp.float64)
+
+
+def test_a_round_that_memory_cannot_hold_is_refused_with_the_estimate(monkeypatch):
+    monkeypatch.setattr(devices, "memory", lambda: 10**9)
+    simulation(TASK, fb.SimFBO(), rounds=5)
+    huge = dataclasses.replace(TASK, population=dataclasses.replace(TASK.population, batch_size=2**22))
+    said = r"^a round of SimFBO: about [\d.]+ GB of memory are needed, and 1\.0 are there: lower batch_size"
+    with pytest.raises(InputError, match=said):
+        simulation(huge, fb.SimFBO(), rounds=5)
+    wide = dataclasses.replace(TASK, x=np.broadcast_to(0.0, 10**9))
+    with pytest.raises(InputError, match=said):
+        simulation(wide, fb.SimFBO(), rounds=5)
 
 
 def test_a_metric_that_is_not_finite_is_no_divergence():

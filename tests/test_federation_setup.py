@@ -193,7 +193,7 @@ def test_images_can_come_from_files(tmp_path):
     task, files = own.load({"clients": 4})
     assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)] and task.truths == ("roc_auc",)
     np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"].astype(np.float32)})
-    with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], and the task's are uint8\[8, 8\]"):
+    with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], but the task's are uint8\[8, 8\]"):
         own.load({"clients": 4})
     for name, wrong, message in (("lower_place", 440, "must be at most 439, "), ("upper_labels", -1, "must not be below 0")):
         np.savez(tmp_path / "rows.npz", **arrays | {name: np.append(arrays[name][:-1], np.int32(wrong))})
@@ -221,8 +221,8 @@ def broken():
         (dict(task="quadratic", loader="function", function="os"), "must be of the form module:name"),
         (dict(task="quadratic", loader="function", function="no_such:rows"), "cannot be imported"),
         (dict(task="quadratic", loader="function", function="os:getcwd"), "must return"),
-        (dict(task="valley", loader="share"), "set up for the task valley, and the run is of quadratic: refused"),
-        (dict(task="quadratic", loader="share", knobs={"noise": 0.1}), "insists on noise = 0.1, and the run has noise = 0.2"),
+        (dict(task="valley", loader="share"), "set up for the task valley, not for quadratic: refused"),
+        (dict(task="quadratic", loader="share", knobs={"noise": 0.1}), "insists on noise = 0.1, but the run has noise = 0.2"),
         (
             dict(task="quadratic", loader="share", knobs={"noize": 0.1}),
             "a knob 'noize' that quadratic does not have; did you mean noise",
@@ -309,7 +309,7 @@ def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
     replies, errors = there.ask({0: b"?", 1: b"?"})
     assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
     assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
-    trouble = Failure(Kind.BROKEN, "b: MemoryError at the site: its log says more")
+    trouble = Failure(Kind.BROKEN, "b: MemoryError at the site: see its log")
     sites = Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9})
     there = roster(sites)
     there.begin()
@@ -354,7 +354,7 @@ def test_answers_that_came_while_the_engine_ended_the_job_do_not_count(monkeypat
     looks = itertools.count()
     transport = flare(monkeypatch, [b"2", "gone"], lambda: next(looks) > 5)
     assert transport.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {})
-    with pytest.raises(RuntimeError, match="the engine aborted the job"):
+    with pytest.raises(RuntimeError, match="FLARE aborted the job"):
         transport.ask({0: b"?", 1: b"?"})
 
 
@@ -399,7 +399,7 @@ def test_a_site_that_never_gets_a_part_does_not_restart_the_job_for_ever(tmp_pat
     engine = Engine(parts=[{"client_name": "a", "job_id": "1"}, {"client_name": "b", "status": "no jobs"}])
     session = Session(federation(tmp_path), engine)
     assert [returning.found(session, "1") for _ in range(6)] == [["b"]] * 3 + [[]] * 3
-    assert len(said) == 1 and said[0].startswith("b is connected and got no part in 3 jobs")
+    assert len(said) == 1 and said[0].startswith("b is connected but got no part in 3 jobs")
     engine.parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
     assert returning.found(session, "1") == []
     engine.parts = [engine.parts[0], {"client_name": "b", "status": "no jobs"}]
@@ -415,7 +415,7 @@ def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_p
     leftovers.end_orphans(session, folder, set(), said.append)
     assert sorted(engine.aborted) == ["1", "4"] and len(said) == 1 and (tmp_path / STOP).exists()
     monkeypatch.setattr(leftovers, "STOPPING", 0.0)
-    with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run still works in"):
+    with locked(tmp_path), pytest.raises(InputError, match="an earlier job of this run is still working in"):
         leftovers.end_orphans(session, folder, set(), said.append)
 
 
@@ -473,7 +473,7 @@ def test_a_lost_connection_is_made_anew(monkeypatch):
     line, said = connected(monkeypatch, Line("jobs", gone), RuntimeError("still starting"), Line(gone), Line("jobs", other))
     assert line.list_jobs() == "jobs" and line.losses == 0 and not said
     assert line.list_jobs() == "jobs" and line.losses == 2
-    assert said == ["the connection to the server is lost: trying again for 0 s"]
+    assert said == ["the connection to the server is lost: retrying for 0 s"]
     with pytest.raises(ValueError, match="no such job"):
         line.list_jobs()
     line.close()
@@ -505,7 +505,7 @@ def test_a_job_that_a_restarted_server_no_longer_runs_has_ended(tmp_path, monkey
     monkeypatch.setattr(Engine, "get_job_meta", lambda self, job: self.jobs[0], raising=False)
     session, watch = Session(federation(tmp_path), engine), following.FolderWatch(folder, pytest.fail, pytest.fail)
     ended = following.follow(session, "1", watch, ReturningSites(pytest.fail), StopRequest())
-    assert ended == "the server was started again" and engine.aborted == ["1"]
+    assert ended == "the server was restarted" and engine.aborted == ["1"]
 
 
 def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
@@ -519,43 +519,51 @@ def test_jobs_of_other_runs_are_not_tidied_away(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The server's part of a job, with its run folder."""
+    """The server's part of a job, its run folder, and a function that says what its sites do at the beginning."""
     from fedbilevel.federation import server
 
     (folder,) = RunFolder.create(
-        {tmp_path / "run": Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=20))}
+        {tmp_path / "run": Configuration.resolve("quadratic", {"clients": 1}, "simfbo", {}, RunOptions(rounds=20))}
     )
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     monkeypatch.setattr(server, "collab", SimpleNamespace(workspace=workspace, clients=[], is_aborted=False))
     monkeypatch.setattr(server, "keep_compiled", lambda kit: None)
-    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder
+
+    def beginning(begin, left_out):
+        there = SimpleNamespace(begin=begin, left_out=left_out, data={})
+        monkeypatch.setattr(server, "Roster", lambda *given: there)
+
+    return server.ExperimentServer(str(folder.path), folder.identity, ["a"]), folder, beginning
 
 
 def test_whatever_ends_a_job_is_one_line_in_its_status_and_a_traceback_in_the_log(server, monkeypatch, caplog):
-    job, folder = server
-
-    def fail(configuration, transport):
-        job._left_out = {0: "a: refused"}
+    def fail(*arguments):
         raise KeyError("three\nlines\n")
 
-    monkeypatch.setattr(job, "_experiment", fail)
+    job, folder, beginning = server
+    beginning(dict, {0: refused("a")})
+    monkeypatch.setattr("fedbilevel.federation.server.DeployedEngine", fail)
     job.run()
-    assert read_status(folder.path) == {"ended": True, "left_out": ["a: refused"], "error": r"KeyError: 'three\nlines\n'"}
+    assert read_status(folder.path) == {
+        "ended": True,
+        "left_out": ["a: this site is set up for another task"],
+        "error": r"KeyError: 'three\nlines\n'",
+    }
     assert "Traceback" in caplog.text
 
 
-def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server, monkeypatch):
-    job, folder = server
+def test_a_job_whose_folder_was_given_to_another_run_writes_nothing_there(server):
+    job, folder, beginning = server
     given_away = []
 
-    def give_away(configuration, transport):
-        given_away.extend(RunFolder.create({folder.path: configuration}, force=True))
+    def give_away():
+        given_away.extend(RunFolder.create({folder.path: folder.configuration}, force=True))
         raise RuntimeError("none of 4 clients answered")
 
-    monkeypatch.setattr(job, "_experiment", give_away)
+    beginning(give_away, {})
     job.run()
     assert given_away and read_status(folder.path) == {}
-    with pytest.raises(InputError, match="holds another run than the job is for"):
+    with pytest.raises(InputError, match="holds a different run from the job's"):
         job.run()
 
 
@@ -592,7 +600,7 @@ def test_one_command_at_a_time_follows_a_run(tmp_path):
 
 def test_trouble_with_a_server_that_answers_is_not_called_silence(tmp_path):
     lost, other = ConnectionError("x\ny"), ValueError("z")
-    for error, line in ((lost, "does not answer (ConnectionError: x y)"), (other, "did not do as asked (ValueError: z)")):
+    for error, line in ((lost, "does not answer (ConnectionError: x y)"), (other, "failed to do as asked (ValueError: z)")):
         with pytest.raises(InputError, match=re.escape(line)), told(federation(tmp_path)):
             raise error
 
@@ -601,30 +609,42 @@ def test_what_others_wrote_is_one_short_line():
     assert in_one_line("a\nERROR b\x1b[2J\r") == "a ERROR b[2J" and len(in_one_line("x" * 10**4)) == 500
 
 
-def test_a_sites_log_is_not_filled_by_refusals(caplog):
-    from fedbilevel.federation.site import MOST_LINES, Site
+@pytest.fixture
+def own_site(tmp_path, monkeypatch):
+    """A site's part of a job, asked by the server; its kit is in the folder."""
+    from fedbilevel.federation import site
 
-    site = Site()
-    for k in range(3000):
-        site._log(f"refused: {k}")
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(site, "collab", SimpleNamespace(caller="server", workspace=workspace))
+    monkeypatch.setattr(site, "keep_compiled", lambda kit: None)
+    (tmp_path / "local").mkdir()
+    here = site.Site()
+    here.prepare()
+    return here
+
+
+def test_a_sites_log_is_not_filled_by_refusals(own_site, caplog):
+    from fedbilevel.federation.site import MOST_LINES
+
+    for _ in range(3000):
+        assert own_site.answer(b"?") == [False, "refused", "no run has begun here: refused"]
     assert len(caplog.records) == MOST_LINES + 1 + 3 and "one in 1000" in caplog.text
 
 
-def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(tmp_path, monkeypatch):
-    from fedbilevel.federation import site as module
+def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_path, monkeypatch):
+    loaded, part = [], Quadratic(**KNOBS).build().population.only(1)
 
-    monkeypatch.setattr(module, "collab", SimpleNamespace(caller="server"))
-    monkeypatch.setattr(module, "keep_compiled", lambda kit: None)
-    (tmp_path / "local").mkdir()
-    site(tmp_path / "local", task="quadratic", loader="share", client=1)
+    def rows():
+        loaded.append(True)
+        return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))
+
+    monkeypatch.setitem(sys.modules, "own_rows", SimpleNamespace(rows=rows))
+    site(tmp_path / "local", task="quadratic", loader="function", function="own_rows:rows")
     run = dict(task="quadratic", knobs=KNOBS, algorithm="fedavg", hyperparameters={}, precision="float64", identity="ab")
-    here = module.Site()
-    here._kit = tmp_path
     first = json.dumps(run | {"number": 1, "weight": 1.0}).encode()
-    assert here.begin(first) == [True, b"simulated data"]
-    runtime = here._runtime
-    assert here.begin(first) == [True, b"simulated data"] and here._runtime is runtime
-    assert here.begin(first.replace(b"ab", b"cd"))[0] and here._runtime is not runtime
+    for _ in range(2):
+        assert own_site.begin(first) == [True, b"own data"] and len(loaded) == 1
+    assert own_site.begin(first.replace(b"ab", b"cd"))[0] and len(loaded) == 2
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import weighted
 
+import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.core import population as population_module
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.problem import Point, Problem
 from fedbilevel.core.sets import Box, Sets
@@ -407,7 +408,7 @@ def test_algorithm_follows_its_pseudocode(case):
     algorithm = ALGORITHMS[name].configure(name, settings)
     alone = settings.get("estimator") == "phe"  # all chains of PHE visit the one client
     task, weights = (dataclasses.replace(TASK, clients=1), np.ones(1)) if alone else (TASK, WEIGHTS)
-    population = dataclasses.replace(task.build().population, weights=jnp.asarray(weights))
+    population = weighted(task.build().population, weights)
     if name == "mefbo":
         boxes = Sets(Box(-X_BOX, X_BOX), Box(-Y_BOX, Y_BOX))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))
@@ -436,11 +437,16 @@ NOISY = dataclasses.replace(TASK, noise=0.5, batch_size=2)
 @pytest.fixture
 def uses(monkeypatch):
     """The derivatives that were taken: (name, index k of the minibatch, its rows of f, its rows of g)."""
-    drawn, uses, draw = [], [], population_module.Client._draw
+    drawn, uses, batch, five_batches = [], [], fb.Client.batch, fb.Client.five_batches
 
-    def spy(self, batches, k, times):
-        out = draw(self, batches, k, times)
-        drawn.extend((batch, (k if isinstance(k, int) else int(k), i)) for i, batch in enumerate(out))
+    def one(self, k=0, times=1):
+        out = batch(self, k, times)
+        drawn.append((out, (int(k), 0)))
+        return out
+
+    def five(self, k=0, times=1, shared=False):
+        out = five_batches(self, k, times, shared)
+        drawn.extend((batch, (int(k), i)) for i, batch in enumerate(out))
         return out
 
     def derivative(name):
@@ -454,7 +460,8 @@ def uses(monkeypatch):
 
         return of
 
-    monkeypatch.setattr(population_module.Client, "_draw", spy)
+    monkeypatch.setattr(fb.Client, "batch", one)
+    monkeypatch.setattr(fb.Client, "five_batches", five)
     for name in ("fx", "fy", "gx", "gy", "gyy", "gxy"):
         monkeypatch.setattr(Problem, name, derivative(name))
     with jax.disable_jit():

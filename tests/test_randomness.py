@@ -16,14 +16,15 @@ def words(keys):
     return np.asarray(jax.random.key_data(keys))
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def programs_for(request, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
-    randomness._threefry.clear_cache()
-    program = str(jax.make_jaxpr(lambda key: randomness.bits(key, (2,)))(jax.random.key(0)))
-    assert ("scan" in program) == (request.param == "cpu")  # a loop
-    yield
-    randomness._threefry.clear_cache()
+@pytest.fixture(params=["cpu", "gpu"], scope="module")
+def programs_for(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: request.param)
+        jax.clear_caches()  # of programs for the other
+        program = str(jax.make_jaxpr(lambda key: randomness.bits(key, (2,)))(jax.random.key(0)))
+        assert ("scan" in program) == (request.param == "cpu")  # a loop
+        yield
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])

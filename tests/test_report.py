@@ -150,7 +150,7 @@ def test_a_learned_loss_is_told_by_class(opened, tmp_path):
     shown = contents([folder])
     omega, delta, tau = np.load(folder.path / "x.npy").reshape(3, 10)
     (section,) = shown["runs"][0]["learned"]
-    assert "class 0 is the most frequent one" in section["text"]
+    assert "class 0 is the most frequent" in section["text"]
     for bars, title, part in zip(section["parts"], ("weight ω", "scale δ", "shift τ"), (omega, delta, tau), strict=True):
         assert (bars["kind"], bars["title"], bars["names"]) == ("bars", title, tuple("0123456789"))
         np.testing.assert_allclose(bars["numbers"], part)
@@ -260,7 +260,7 @@ def test_old_runs_open_without_what_they_did_not_store(folders, tmp_path):
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
     shown = contents([RunFolder(tmp_path / "old")])
     assert "learned" not in shown["runs"][0] and "gradients" not in shown["runs"][0]["columns"]
-    assert "shown without what its task would tell" in shown["notes"][0] and "mnist is not there" in shown["notes"][0]
+    assert "shown without the details of its task" in shown["notes"][0] and "mnist was not found" in shown["notes"][0]
     assert shown["runs"][0]["columns"]["rounds"] == [0, 10, 20, 30]
 
 

@@ -81,7 +81,7 @@ def command(*arguments):
 
 @pytest.mark.parametrize("name", plan.names())
 def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypatch):
-    monkeypatch.setattr(configuration, "_data_folder", lambda dataset, given: given)  # the data need not be here
+    monkeypatch.setattr(configuration, "folder_of", lambda dataset, given: given)  # the data need not be here
     reproduction = read(name)
     for panel, method in reproduction.lines():
         reproduction.reported(panel, method, {}).configuration({}, 1)
@@ -218,7 +218,7 @@ def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, pl
 def test_numbers_of_a_plan_that_has_changed_are_not_shown_with_it(finished, plans, tmp_path):
     shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
     (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 40", "rounds = 50"))
-    assert "Its plan has changed since it was run: publish it anew." in reproduction_page.results_page(tmp_path)
+    assert "Its plan has changed since it was run: publish it again." in reproduction_page.results_page(tmp_path)
     (tmp_path / "results/small.csv").unlink()
     assert "Not run at full size yet." in reproduction_page.results_page(tmp_path)
 
@@ -279,7 +279,7 @@ def test_a_method_of_which_fewer_runs_came_so_far_is_behind():
     all_of_them = [run_of(0.1, 0.95, 0.95), run_of(0.1, 0.95, 0.95, seed=2)]
     found = {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}
     assert doubts(made, made.panels[0], found) == ([], [Pair("MeFBO", "SimFBO", column) for column in made.columns])
-    told = "the paper's order; SimFBO is behind MeFBO only by its runs that diverged (after 20 rounds); "
+    told = "the paper's order; SimFBO is behind MeFBO only because of its diverged runs (after 20 rounds); "
     assert told in reproduction_page.comparison(made, found)
     assert doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some}).wrong
 
@@ -350,7 +350,7 @@ def test_unequal_grids_are_refused(tmp_path):
             "there is no method in all clients 'FedAvgg'; did you mean FedAvg",
         ),
         (("knobs =", "published = { all = {} }\nknobs ="), "there is no panel 'all'"),
-        (('tuned_as = "few clients"', 'tuned_as = "few"'), "there is no panel 'few'; there are: few clients"),
+        (('tuned_as = "few clients"', 'tuned_as = "few"'), "there is no panel 'few'; choose from: few clients"),
         (
             ('name = "FedAvg"', 'name = "SimFBO+"'),
             r"the methods 'SimFBO' and 'SimFBO\+' would be one folder, SimFBO: rename one",

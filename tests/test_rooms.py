@@ -20,7 +20,7 @@ def defined_in(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
                 yield name
-            case ast.Attribute(attr=name, ctx=ast.Store()):
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 yield name
 
 
@@ -32,6 +32,8 @@ def private_names_of_others(source):
         match node:
             case ast.Attribute(attr=name) if is_private(name) and name not in own:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.Call(func=ast.Attribute(attr="setattr"), args=[_, ast.Constant(value=str(name)), *_]) if is_private(name):
+                yield f"line {node.lineno}: {name}"
             case ast.ImportFrom(names=names):
                 yield from (f"line {node.lineno}: import {alias.name}" for alias in names if is_private(alias.name))
 
@@ -42,10 +44,9 @@ def test_no_module_touches_private_names_of_another(file):
 
 
 def test_the_search_finds_what_it_looks_for():
-    assert list(private_names_of_others("from a import _b\nc._d()\nself._e = 1\nself._e\nt._replace(x=1)")) == [
-        "line 1: import _b",
-        "line 2: c._d",
-    ]
+    source = "from a import _b\nc._d()\nself._e = 1\nself._e\nt._replace(x=1)\nc._f = 1\nmonkeypatch.setattr(c, '_g', 1)"
+    found = ["line 1: import _b", "line 2: c._d", "line 6: c._f", "line 7: _g"]
+    assert sorted(private_names_of_others(source)) == found
 
 
 def test_the_root_of_the_package_holds_five_modules_at_most():

@@ -207,7 +207,7 @@ def test_a_settings_file_is_checked(tmp_path):
     for content, message in (
         ("task =", "not a TOML file"),
         ("what = 1", "unknown entry 'what'"),
-        (None, "no file"),
+        (None, "there is no file"),
     ):
         file.unlink(missing_ok=True)
         if content is not None:

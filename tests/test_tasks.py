@@ -1,6 +1,7 @@
 """The tasks: laid out as the papers say, their losses and metrics against scikit-learn, and progress by every algorithm."""
 
 import gzip
+import re
 from dataclasses import replace
 
 import jax
@@ -12,15 +13,17 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import ground_truth
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.problem import LOSSES, Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.settings import settings
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
-from fedbilevel.tasks.few_shot import FewShot, _trained
+from fedbilevel.tasks.few_shot import FewShot, trained_classifier
 from fedbilevel.tasks.hyper_representation import HyperRepresentation
 from fedbilevel.tasks.loss_tuning import LossTuning, VectorScaling
 from fedbilevel.tasks.regularisation import Regularisation
@@ -50,6 +53,24 @@ def built(name, data="", **knobs):
 def sizes(task):
     """How many training and validation samples clients have."""
     return set(np.asarray(task.population.lower.size)), set(np.asarray(task.population.upper.size))
+
+
+GENERATED = {"quadratic": dict(noise=0.3), "valley": dict(noise=0.3)}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_losses_are_means_over_rows(name):
+    task = built(name, **GENERATED.get(name, {}))
+    check_means(replace(task.population, batch_size=1), task.x, task.y)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_no_knob_is_large_enough_to_hang_or_to_exhaust_memory(name):
+    for knob, setting in settings(TASKS[name].load()).items():
+        if setting.kind is int and knob not in ("data_seed", "most"):  # a seed, and what may be more than there are
+            with pytest.raises(InputError) as caught:
+                built(name, **GENERATED.get(name, {}), **{knob: 2_000_000_000})
+            assert "2000000000" in str(caught.value) or re.search(r"about [\d,]{5,}\.\d GB of memory", str(caught.value)), knob
 
 
 # --- data cleaning ---
@@ -369,15 +390,15 @@ def test_few_shot_tasks_are_of_a_clients_own_classes_and_their_two_sides_share_n
 def test_a_new_tasks_classifier_is_scikit_learns():
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((15, 6)), np.arange(15) % 3
-    ours = _trained(jnp.asarray(features), jnp.asarray(labels), 3, 0.01)
+    ours = trained_classifier(jnp.asarray(features), jnp.asarray(labels), 3, 0.01)
     theirs = LogisticRegression(C=1 / (2 * 0.01 * 15), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(features, labels)
     np.testing.assert_allclose(ours, theirs.coef_.T, rtol=1e-3, atol=1e-4)
 
 
 def test_few_shot_says_what_does_not_fit():
-    with pytest.raises(InputError, match="glyphs has 6 alphabets to hold here; 6 to train on and 0 spared leave none"):
+    with pytest.raises(InputError, match="glyphs has 6 alphabets available; 6 to train on and 0 spared leave none"):
         FewShot(train_groups=6).build()
-    with pytest.raises(InputError, match="10 shots and 15 validation images of a class, and one has 20"):
+    with pytest.raises(InputError, match="10 shots and 15 validation images per class, but one has 20"):
         FewShot(shots=10, validation_shots=15).build()
     with pytest.raises(InputError, match="30 ways, but a client has only 16 classes"):
         FewShot(ways=30, rotations=False).build()
@@ -394,7 +415,7 @@ def drawn_set(groups, of_each, per_class, side=28, names=None):
 def test_few_shot_on_omniglot_is_split_as_in_the_paper(monkeypatch):
     monkeypatch.setattr(datasets, "load", lambda name, folder: drawn_set(50, 14, 20))
     settings = TASKS["few-shot-omniglot"].configure("few-shot-omniglot", dict(tasks=60))
-    held, unseen = settings._dealt(datasets.load("omniglot", ""))
+    held, unseen = settings.dealt(datasets.load("omniglot", ""))
     assert len(held) == 11 and {len(classes) for classes in held} == {3 * 14} and len(unseen) == 12 * 14
     assert len(np.unique(np.concatenate([*held, unseen]))) == 45 * 14
     task = settings.build()
@@ -406,11 +427,11 @@ def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validatio
     names = ("train", "validation", "test")
     source = drawn_set(100, 1, 20, names=names)._replace(group=np.repeat([0, 1, 2], [64, 16, 20]).astype(np.int32))
     settings = TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", {})
-    held, unseen = settings._dealt(source)
+    held, unseen = settings.dealt(source)
     assert [len(classes) for classes in held] == [16] * 4 and set(np.concatenate(held)) == set(range(64))
     np.testing.assert_array_equal(unseen, np.arange(64, 80))
     monkeypatch.setattr(datasets, "load", lambda name, folder: source)
-    with pytest.raises(InputError, match="mini-imagenet has 64 classes to hold here; 70 to train on"):
+    with pytest.raises(InputError, match="mini-imagenet has 64 classes available; 70 to train on"):
         TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", dict(train_groups=70)).build()
 
 

@@ -32,7 +32,7 @@ def init(
     console.print(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
     for site in federation.sites:
         console.print(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
-    console.print("Give each kit to its owner and to nobody else; docs/federation.md says how to go on.")
+    console.print("Give each kit to its owner and to nobody else; docs/federation.md describes the next steps.")
 
 
 @app.command()

@@ -61,14 +61,14 @@ ClientsPerRound = Annotated[int | None, option(whole, "How many clients take par
 ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number.")]
 Dropout = Annotated[float | None, option(number, "Probability that a drawn client drops out.")]
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
-Every = Annotated[int, option(whole, "Rounds between two metrics.")]
+Every = Annotated[int, option(whole, "Rounds between two evaluations of the metrics.")]
 ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]
 Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
 Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
-Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what the folder already holds of this kind.")]
+Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run or sweep in the folder.")]
 
 
 def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:

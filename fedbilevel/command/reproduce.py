@@ -41,7 +41,7 @@ def reproduce(
 ) -> None:
     """Run a table or a figure of a paper, and put ours beside the paper's numbers.
 
-    What is finished is not run again: the same command goes on where it was stopped.
+    What is finished is not run again: the same command continues where it stopped.
     """
     from fedbilevel.report.styles import find_style
     from fedbilevel.runs.reproductions.plan import FOLDER, read
@@ -57,7 +57,7 @@ def reproduce(
     if quick and (tune or publish):
         raise InputError("--quick is for a look: leave out --tune and --publish")
     if settings and publish:
-        raise InputError("--settings is for a look: what is published has the chosen values")
+        raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
     study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of)

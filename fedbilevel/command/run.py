@@ -75,10 +75,10 @@ def run(
     loss_bound: LossBound = 1e6,
     data: Data = "",
     federation: Annotated[
-        Path | None, typer.Option(help="Folder of a federation whose sites are to be the clients.", metavar="DIR")
+        Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
     ] = None,
     round_timeout: Annotated[
-        float, option(number, "Seconds after which a federation goes on without a site that has not answered.")
+        float, option(number, "Seconds after which a federation continues without a site that has not answered.")
     ] = 300.0,
     style: Look = "screen",
     out: Out = None,

@@ -1,4 +1,4 @@
-"""A site's own data, as its `site.toml` says: nothing of it is sent, and a run that wants another task is refused."""
+"""A site's own data, as its `site.toml` describes it: none of it is sent, and a run of another task is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOADERS = ("share", "files", "function")
 
 @dataclass(frozen=True)
 class SiteData:
-    """What a site has, by its own word."""
+    """What a site says about its data."""
 
     file: Path
     task: str
@@ -42,18 +42,18 @@ class SiteData:
 
     @classmethod
     def read(cls, file: Path) -> SiteData:
-        """From the site's configuration; `InputError` if it cannot be used."""
+        """Read the site's configuration; `InputError` if it cannot be used."""
         return read_toml(file, cls, file=file)
 
     def agree(self, task: str, knobs: Mapping[str, Any]) -> None:
-        """Raise `InputError` unless a run of this task with these knobs is what the site is set up for."""
+        """Raise `InputError` unless the site is set up for runs of this task with these knobs."""
         if task != self.task:
-            raise InputError(f"this site is set up for the task {self.task}, and the run is of {task}: refused")
+            raise InputError(f"this site is set up for the task {self.task}, not for {task}: refused")
         for name, value in self.knobs.items():
             if name not in knobs:
                 raise InputError(f"this site insists on a knob {name!r} that {task} does not have{nearest(name, knobs)}")
             if value != knobs[name]:
-                raise InputError(f"this site insists on {name} = {value}, and the run has {name} = {knobs[name]}: refused")
+                raise InputError(f"this site insists on {name} = {value}, but the run has {name} = {knobs[name]}: refused")
 
     def load(self, knobs: Mapping[str, Any]) -> tuple[Task, Population]:
         """The task, and this site's own rows for it as a population of one."""
@@ -85,7 +85,7 @@ class SiteData:
         return parts[0], parts[1]
 
     def _called(self) -> tuple[Tree, Tree]:
-        """What the site's own function gives. Only the site can name one: no message can."""
+        """What the site's own function returns. Only the site can name it: no message can."""
         module, colon, name = self.function.partition(":")
         if not (module and colon and name):
             raise InputError(f"{self.file}: function must be of the form module:name; given: {self.function!r}")
@@ -99,7 +99,7 @@ class SiteData:
 
 
 def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
-    """Raise `InputError` unless rows are built as the task's own, of finite numbers, and labels and places that can be."""
+    """Raise `InputError` unless rows are built like the task's, with finite numbers and possible labels and places."""
     given: Any = jax.tree.structure(rows)
     if given != jax.tree.structure(wanted):
         raise InputError(f"{file}: the {what} rows must be {jax.tree.structure(wanted)}, not {given}")
@@ -108,11 +108,11 @@ def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
         if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
             raise InputError(
                 f"{file}: {name} has rows of {mine.dtype}{list(mine.shape[1:])}, "
-                f"and the task's are {theirs.dtype}{list(theirs.shape[1:])}"
+                f"but the task's are {theirs.dtype}{list(theirs.shape[1:])}"
             )
         if np.issubdtype(mine.dtype, np.floating) and not np.isfinite(mine).all():
             raise InputError(f"{file}: {name} holds a value that is not finite: fix the data")
         if np.issubdtype(mine.dtype, np.signedinteger) and mine.min(initial=0) < 0:
             raise InputError(f"{file}: {name} must not be below 0; given: {mine.min()}")
-        if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would be taken for the last one
+        if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would pass for the last one
             raise InputError(f"{file}: {name} must be at most {theirs.max()}, the task's last; given: {mine.max()}")

@@ -12,7 +12,7 @@ from fedbilevel.runs.sweeps.sweep import Cell, Sweep
 
 
 class HeatMap(NamedTuple):
-    """A metric over the first two names of a grid, the best over the others; not a number where a run diverged."""
+    """A metric over the first two names of a grid, the best over the others; NaN where a run diverged."""
 
     down: str
     across: str
@@ -22,7 +22,7 @@ class HeatMap(NamedTuple):
 
 
 def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
-    """The sweep's numbers, for a picture."""
+    """The heat map of a sweep's numbers."""
     down, across = [*sweep.grid, "", ""][:2]
     rows, columns = (sweep.grid.get(name, [None]) for name in (down, across))
 
@@ -35,7 +35,7 @@ def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path], style: Style = SCREEN) -> None:
-    """The heat map, under each of these names; crosses where a run diverged."""
+    """Save the heat map at each of these paths, with crosses where a run diverged."""
     import matplotlib
 
     with matplotlib.rc_context(style.settings):
@@ -46,7 +46,7 @@ def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style:
     from matplotlib.figure import Figure
 
     down, across, rows, columns, numbers = drawn
-    unit = style.settings["font.size"] / 10  # inches grow with the type
+    unit = style.settings["font.size"] / 10  # inches grow with the font size
     width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
     figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()

@@ -27,23 +27,23 @@ from fedbilevel.runs.sweeps.sweep import untied
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
 
-Written by `fedbilevel reproduce NAME --publish`; every number of ours comes from the files in `results/`. Means and standard
-deviations are over the seeds of a run; the split of the data and the start of the model are the same for all.
+Written by `fedbilevel reproduce NAME --publish`; all of our numbers come from the files in `results/`. Means and standard
+deviations are over the seeds of a run; the data split and the initial model are the same for all.
 
-Hyperparameters are chosen for every method over a grid of the same number of cells, by seeds that are not among those
-reported, but by the metric that is reported and on the same split, as the papers do: take differences of the size of the
-deviations for nothing. The grids were placed by a first look at a coarser one. A chosen value with a * is at its grid's edge.
-What the paper's values give is their cell of the grid, by the seeds of the choice, one or three: `*.tuned.toml` has them.
+Hyperparameters are chosen for every method over a grid with the same number of cells, using seeds that are not among those
+reported, but by the reported metric and on the same split, as in the papers: treat differences within one deviation as
+noise. The grids were placed after a first look at a coarser one. A chosen value with a * is at its grid's edge. The result
+with the paper's values is that of their cell of the grid, with the seeds used for choosing, one or three: see `*.tuned.toml`.
 
-*Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
-minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or had
-no metrics by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
-Costs are means over the runs that did not diverge, if there are any.
+*Equal megabytes* and *equal derivatives* are the metric once every method of the panel has sent as much, or computed as many
+minibatch gradients and second-order products, as the one that needs least; a dash means that a method had diverged, or had
+no metrics by then. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however slightly.
+Costs are means over the runs that did not diverge, if any.
 """
 
 
 def table(plan: Reproduction, results: Results) -> str:
-    """Ours beside the paper's, and what it cost."""
+    """Our numbers beside the paper's, and their costs."""
     has_paper = bool(plan.published)
     heads = ["", "method"]
     for column in columns(plan):
@@ -95,7 +95,7 @@ def _verdict(plan: Reproduction, panel: Panel, results: Results) -> str:
     wrong, hollow = doubts(plan, panel, results)
     phrases = [f"{pair.behind} is not behind {pair.ahead}{where(pair)}" for pair in wrong]
     verdict = f"not the paper's order: {'; '.join(phrases)}" if wrong else "the paper's order"
-    only = [f"{pair.behind} is behind {pair.ahead} only by its runs that diverged{where(pair)}" for pair in hollow]
+    only = [f"{pair.behind} is behind {pair.ahead} only because of its diverged runs{where(pair)}" for pair in hollow]
     return "; ".join([verdict, *only])
 
 
@@ -161,7 +161,7 @@ def section(plan: Reproduction, results: Results, folder: Path) -> str:
 
 
 def results_page(folder: Path) -> str:
-    """RESULTS.md, of what is stored."""
+    """RESULTS.md, from the stored numbers."""
     return "\n".join([INTRODUCTION, *(_stored(read(name, folder), folder) for name in names(folder))])
 
 
@@ -170,11 +170,11 @@ def _stored(plan: Reproduction, folder: Path) -> str:
     if not numbers.exists():
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
     if not described.exists() or not Study(plan, folder, plans=folder).made(described):
-        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it again.\n"
     results = from_csv(numbers)
     for panel, method in plan.lines():
         if (panel.name, method.name) not in results:
-            raise InputError(f"{numbers} has no runs of {panel.name}, {method.name}: publish it anew")
+            raise InputError(f"{numbers} has no runs of {panel.name}, {method.name}: publish it again")
     return section(plan, results, folder)
 
 

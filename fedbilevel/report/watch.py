@@ -1,4 +1,4 @@
-"""The report page of runs that are going on, served to this machine alone."""
+"""The report page of runs in progress, served only to this machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ HOSTS = ("127.0.0.1", "localhost")
 class PageServer(ThreadingHTTPServer):
     """Serves `/`, the page, and `/data.json`, its newest contents, on 127.0.0.1.
 
-    A request that names another host is refused: so a web site that a browser has open cannot read the page by
-    having its own name lead to this machine.
+    A request that names another host is refused, so that a web site open in a browser cannot read the page by
+    pointing its own name at this machine.
     """
 
     daemon_threads = True
@@ -36,7 +36,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def contents(self) -> dict[str, Any]:
-        """As of now."""
+        """The page's contents as of now."""
         with self._one_at_a_time:
             return self._contents()
 
@@ -46,9 +46,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not _is_this_machine(self.headers.get("Host", "")):
-            self._answer(http.HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine alone")
+            self._answer(http.HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine only")
         elif self.path not in ("/", "/data.json"):
-            self._answer(http.HTTPStatus.NOT_FOUND, "text/plain", "there is / and /data.json")
+            self._answer(http.HTTPStatus.NOT_FOUND, "text/plain", "only / and /data.json are served")
         else:
             try:
                 contents = self.server.contents()
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line in the terminal."""
+        """Keep requests out of the terminal."""
 
 
 def _is_this_machine(host: str) -> bool:

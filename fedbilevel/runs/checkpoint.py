@@ -22,7 +22,7 @@ MAGIC = b"fedbilevel checkpoint 1\n"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that it takes to go on from there."""
+    """Everything needed to continue from there."""
 
     run: str  # the fingerprint of its configuration
     step: int

@@ -38,14 +38,14 @@ class Configuration:
     options: RunOptions
     data: str = ""  # folder of the data set, if it is not bundled
     federation: str = ""  # folder of the federation that runs it; simulated if there is none
-    round_timeout: float = ROUND_TIMEOUT  # seconds after which a federation goes on without a site that has not answered
+    round_timeout: float = ROUND_TIMEOUT  # seconds after which a federation continues without a site that has not answered
     precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.federation and self.options.chunk_size is not None:
             raise InputError("a chunk size is for simulated clients: leave it out with a federation")
         if self.federation and self.options.products != "default":
-            raise InputError("the arithmetic of products is for simulated clients: leave it out with a federation")
+            raise InputError("products is for simulated clients: leave it out with a federation")
 
     @classmethod
     def resolve(
@@ -82,16 +82,16 @@ class Configuration:
         return read
 
     def plain(self) -> dict[str, Any]:
-        """As a dictionary for JSON, the options beside the rest."""
+        """A flat dictionary for JSON, run options included."""
         values = dataclasses.asdict(self)
         return {**values.pop("options"), **values}
 
     def fingerprint(self) -> str:
-        """Equal for equal configurations alone."""
+        """A hash that is equal exactly when configurations are."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
 
     def experiment(self) -> Experiment:
-        """What it describes, simulated and ready to run."""
+        """The simulated experiment that it describes."""
         if self.precision != _precision():
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"

@@ -253,7 +253,7 @@ def folder_name(name: str) -> str:
 
 
 def grid_of(panel: Panel, method: Method) -> Mapping[str, Sequence[Any]]:
-    """Over which a line is tuned."""
+    """The grid that a line is tuned over."""
     return panel.grids.get(method.name, method.grid)
 
 
@@ -324,9 +324,9 @@ def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> 
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """Of all that can be reproduced."""
+    """The names of all plans."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder} of plans: the papers' come with a clone of the project")
+        raise InputError(f"there is no folder {folder} of plans: the papers' plans are in the source repository")
     return sorted(p.stem for p in folder.glob("*.toml") if not p.stem.endswith(".tuned"))
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.devices import memory
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.configuration import Configuration
@@ -322,15 +323,9 @@ def _programs(runs: Iterable[tuple[Any, Configuration]]) -> Iterator[list[tuple[
     """The runs in groups that can be one program and that fit into memory."""
     for group in _alike(runs):
         needed = bytes_of(group[0][1].experiment())
-        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, _memory() // 2 // needed))
+        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, memory() // 2 // needed))
         for first in range(0, len(group), size):
             yield [(run, configuration.experiment()) for run, configuration in group[first : first + size]]
-
-
-def _memory() -> int:
-    """Bytes of the memory that arrays are in."""
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
-    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _line(cell: Mapping[str, Any], seed: int, outcome: Outcome) -> str:

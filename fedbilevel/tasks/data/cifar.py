@@ -20,6 +20,7 @@ FOLDER, ARCHIVE, SUBSET = "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifa
 BATCHES = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
 WANTED = f"{FOLDER}/ (with {BATCHES[0]} to _5 and {BATCHES[-1]}), {ARCHIVE} or {SUBSET}"
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PER_BATCH = 10_000
 LARGEST = 1 << 28  # bytes of a part of an archive, unpacked
 
 Batch = tuple[np.ndarray, np.ndarray]  # images, labels
@@ -50,7 +51,7 @@ def _opened(paths: Sequence[Path]) -> Iterator[Batch]:
 def _archived(path: Path) -> Iterator[Batch]:
     """The batches in the archive, which is read in place."""
     with (
-        parsing(path, "is not the whole archive"),
+        parsing(path, "is not the complete archive"),
         _Unpacked(path) as unpacked,
         tarfile.open(fileobj=unpacked, mode="r:") as archive,
     ):
@@ -63,7 +64,7 @@ def _archived(path: Path) -> Iterator[Batch]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """An archive without gzip: no part of it larger than `LARGEST` is read, though its headers may ask for that."""
+    """An unpacked archive, of which no part larger than `LARGEST` is read, even if its headers ask for that."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= LARGEST:
@@ -77,8 +78,8 @@ def _batch(file: IO[bytes], path: Path) -> Batch:
         planes, labels = pickles.array(content["data"]), pickles.array(content["labels"])
     except (KeyError, TypeError):
         raise damaged(path, "does not hold 'data' and 'labels'") from None
-    if planes.shape != (10_000, 3072):
-        raise damaged(path, f"holds images of shape {planes.shape}, not (10000, 3072)")
+    if planes.shape != (PER_BATCH, 3072):
+        raise damaged(path, f"holds images of shape {planes.shape}, not ({PER_BATCH}, 3072)")
     return _checked(path, np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels)
 
 
@@ -90,7 +91,7 @@ def _npz(path: Path) -> Images:
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an npz file; `ValueError` before anything is made that is larger than the file says it holds."""
+    """An array of an npz file; `ValueError` before anything larger than the file says it holds is allocated."""
     if entry.file_size > LARGEST:
         raise ValueError(f"{entry.filename} of {entry.file_size} bytes")
     with archive.open(entry) as file:
