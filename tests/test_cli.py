@@ -287,7 +287,7 @@ def test_a_run_and_a_sweep_that_go_on_under_other_versions_say_so_in_a_line(run,
         (tmp_path / "runs/simfbo/result.json").unlink()
         code, out, _ = run("resume", where)
         (note,) = [line for line in out.splitlines() if line.startswith("note:")]
-        assert code == 0 and f"{where} began otherwise: jax 0.1.0 is now {jax.__version__}, device gpu H200 is now cpu" in note
+        assert code == 0 and f"{where} began with jax 0.1.0 (now {jax.__version__}), device gpu H200 (now cpu" in note
 
 
 @pytest.mark.parametrize("asked", [["list"], ["--help"], ["run", "--help"]])

@@ -97,7 +97,7 @@ def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
 
 
 def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Each algorithm's own values: those set for all that have such a field, and before those the ones set for it by name."""
+    """Each algorithm's own values: what is set for it by name wins over what is set for all that have such a field."""
     fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
     values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
     for name, value in sorted(assignments("--set", texts).items(), key=lambda pair: "." in pair[0]):
@@ -155,7 +155,9 @@ def new_folder(name: str) -> Path:
 def note_changes(began: Path, changes: str) -> None:
     """Say what is not as it was when something that now goes on began, if anything is."""
     if changes:
-        console.print(f"note: {began} began otherwise: {changes}; the bits may differ from those of one start", soft_wrap=True)
+        console.print(
+            f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run", soft_wrap=True
+        )
 
 
 def fail(message: str, code: int) -> NoReturn:

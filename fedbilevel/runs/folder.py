@@ -128,8 +128,8 @@ class RunFolder:
     @property
     def configuration(self) -> Configuration:
         """As it was resolved when the run began."""
-        file, stored = self.path / "config.json", self._beginning().configuration
-        with naming(file):
+        stored = self._beginning().configuration
+        with naming(self.path / "config.json"):
             return Configuration.read(stored)
 
     @property
@@ -152,7 +152,7 @@ class RunFolder:
 
     def holds(self, identity: str) -> bool:
         """Whether the folder still holds the run of this identity."""
-        with contextlib.suppress(OSError, InputError):
+        with contextlib.suppress(InputError):
             return self.identity == identity
         return False
 

@@ -21,4 +21,4 @@ def versions_here() -> dict[str, str]:
 def changes_since(versions: Mapping[str, str]) -> str:
     """What is no longer as it was, in words; nothing if all is."""
     here = versions_here()
-    return ", ".join(f"{name} {old} is now {here[name]}" for name, old in versions.items() if here.get(name, old) != old)
+    return ", ".join(f"{name} {old} (now {here[name]})" for name, old in versions.items() if here.get(name, old) != old)

@@ -118,8 +118,8 @@ class Study:
         metric = self.reproduction.metric
         for task, sweep in {sweep.task: sweep for sweep in reversed(list(sweeps))}.items():
             if metric not in (known := sweep.metrics()):
-                with naming(self._plans / f"{self.reproduction.name}.toml"):
-                    raise InputError(f"{task} has no metric {metric!r}{nearest(metric, known)}")
+                plan = self._plans / f"{self.reproduction.name}.toml"
+                raise InputError(f"{plan}: {task} has no metric {metric!r}{nearest(metric, known)}")
 
     def changes(self) -> str:
         """What is not as it was when lines of the study began, in words."""

@@ -261,9 +261,8 @@ class SweepFolder:
         lines = read_json_lines(file, FinishedRun, check) if file.exists() else ()
         found = {(_name(run.cell), run.seed): Outcome(list(run.rows), run.status, run.reason) for run in lines}
         if names and self.metric not in names:
-            ranking = self.path / "ranking.json"
-            with naming(ranking if ranking.exists() else file):
-                raise InputError(f"the runs have no metric {self.metric!r} to rank by{nearest(self.metric, names)}")
+            said = ranking if (ranking := self.path / "ranking.json").exists() else file
+            raise InputError(f"{said}: the runs have no metric {self.metric!r} to rank by{nearest(self.metric, names)}")
         return found
 
     def cells(self) -> list[Cell]:
