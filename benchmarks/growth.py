@@ -55,7 +55,7 @@ def population(clients: int) -> Any:
         start = jnp.arange(clients, dtype=jnp.int32) * half
         return Shards((jnp.asarray(images), jnp.asarray(labels)), start, jnp.full(clients, half, jnp.int32), half, True)
 
-    return Population(problem, shards(0), shards(1), jnp.full(clients, 1 / clients), BATCH), x, y
+    return Population(problem, shards(0), shards(1), jnp.full(clients, 1 / clients), BATCH, True), x, y
 
 
 def measure(clients: int, participants: int, steps: int) -> dict[str, float]:

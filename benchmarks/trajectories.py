@@ -45,14 +45,16 @@ def by_lower_level() -> dict[str, list[str]]:
     return names
 
 
-def command(*arguments: str, interrupted_after: float | None = None) -> None:
-    """Run `fedbilevel`, and interrupt it as Ctrl-C would if that is asked for."""
+def command(*arguments: str, interrupted_once: Path | None = None) -> None:
+    """Run `fedbilevel`; where a file is given, interrupt it as Ctrl-C would a second after that file has appeared."""
     process = subprocess.Popen([sys.executable, "-m", "fedbilevel", *arguments], stdout=subprocess.DEVNULL)
-    if interrupted_after is not None:
-        time.sleep(interrupted_after)
+    if interrupted_once is not None:
+        while process.poll() is None and not interrupted_once.exists():
+            time.sleep(0.1)
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
     code = process.wait()
-    if code not in (0, 130):
+    if code != (0 if interrupted_once is None else 128 + signal.SIGINT):
         sys.exit(f"fedbilevel {' '.join(arguments)}: exit code {code}")
 
 
@@ -124,7 +126,10 @@ def swept(work: Path) -> Iterator[tuple[str, Any]]:
 def resumed(work: Path) -> Iterator[tuple[str, Any]]:
     out = work / "resumed"
     options = ("--rounds", "400000", "--every", "100000", "--knob", "noise=0.3")
-    command("run", "quadratic", "simfbo", *options, "--out", str(out), interrupted_after=9)
+    folder = out / "simfbo"
+    command("run", "quadratic", "simfbo", *options, "--out", str(out), interrupted_once=folder / "metrics.jsonl")
+    if not (folder / "checkpoint").exists() or (folder / "result.json").exists():
+        sys.exit("the run that is to be resumed was not interrupted on its way")
     command("resume", str(out))
     yield from ((f"resumed/{name}", found) for name, found in folders(out))
 

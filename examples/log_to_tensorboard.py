@@ -7,8 +7,8 @@ tensorboard --logdir logs          # needs the package tensorboard
 
 import sys
 
+from fedbilevel import TensorBoard
 from fedbilevel.algorithms.fedbioacc import FedBiOAcc
-from fedbilevel.report.tensorboard import TensorBoard
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
 

@@ -1,6 +1,6 @@
-"""Federated bilevel optimization: one algorithm text, simulated in one process or deployed across many.
+"""Federated bilevel optimization: one algorithm, simulated in one process or deployed across many.
 
-Names are imported when first used, so that `import fedbilevel` costs nothing.
+Names are imported on first use, so `import fedbilevel` costs nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
+    from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
     from fedbilevel.runs.solve import Solution as Solution
     from fedbilevel.runs.solve import solve as solve
 
@@ -48,6 +49,7 @@ _MODULES = {
         "core.population": ["Client", "Population"],
         "core.problem": ["Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
+        "report.tensorboard": ["TensorBoard"],
         "runs.solve": ["Solution", "solve"],
     }.items()
     for name in names

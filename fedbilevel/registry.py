@@ -1,4 +1,4 @@
-"""Tables of what can be named on the command line. Reading one imports nothing but this."""
+"""Tables of the names that the command line accepts. Reading one imports only this module."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Entry(NamedTuple):
-    """Where a class is, what it is in one line, and the paper it comes from."""
+    """Where a class is defined, its summary in one line, and the paper it comes from."""
 
     module: str
     name: str
     summary: str
     paper: str
-    preset: Mapping[str, Any] = NOTHING  # settings that make this name of another's class, and cannot be changed
-    defaults: Mapping[str, Any] = NOTHING  # settings that start from the paper's values instead of the class's own
-    ours: Mapping[str, Any] = NOTHING  # likewise, where the paper does not say
-    run: Mapping[str, Any] = NOTHING  # how a run is set up unless it says otherwise
+    preset: Mapping[str, Any] = NOTHING  # fixed settings that make this name a variant of the class
+    defaults: Mapping[str, Any] = NOTHING  # the paper's values, which replace the class's own defaults
+    ours: Mapping[str, Any] = NOTHING  # our values, where the paper gives none
+    run: Mapping[str, Any] = NOTHING  # default options of a run
 
     def load(self) -> Any:
         """The class itself."""
         return getattr(importlib.import_module(self.module), self.name)
 
     def configure(self, name: str, values: Mapping[str, Any]) -> Any:
-        """An instance with these settings; those that make up the name cannot be changed."""
+        """An instance with these settings; the preset ones cannot be changed."""
         for setting, value in self.preset.items():
             if str(values.get(setting, value)).lower() != str(value).lower():
                 raise InputError(f"{name} is {self.name} with {setting} = {value}; given: {values[setting]}: use another name")

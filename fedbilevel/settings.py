@@ -1,6 +1,6 @@
-"""Named, typed, bounded numbers: the hyperparameters of algorithms and the knobs of tasks.
+"""Named, typed, bounded values: the hyperparameters of algorithms and the knobs of tasks.
 
-Both are frozen dataclasses whose fields are made here, so that a value from Python, from `--set` or from a
+Both are frozen dataclasses with fields made here, so that a value from Python, from `--set` or from a
 stored configuration is checked in one place.
 """
 
@@ -14,21 +14,22 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 
+REQUIRED: Any = dataclasses.MISSING  # the default of a field that has none
 ACCEPTED: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real, str: str}
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Setting(NamedTuple):
-    """What is known about a field."""
+    """The type, meaning and constraints of a field."""
 
     kind: type
     meaning: str
     source: str  # where the default comes from
     wanted: str
     fits: Callable[[Any], bool]
-    optional: bool = False  # whether None stands for no value
+    optional: bool = False  # whether None, for no value, is allowed
 
 
 def real(
@@ -40,17 +41,22 @@ def real(
     least: float | None = None,
     below: float | None = None,
     most: float | None = None,
+    finite: bool = True,
 ) -> Any:
-    """A number within bounds."""
+    """A number within bounds, and a finite one unless it need not be."""
     limits = [
         (above, "above", lambda v: v > above),
-        (least, "at least", lambda v: v >= least),
+        (least, "of at least", lambda v: v >= least),
         (below, "below", lambda v: v < below),
         (most, "at most", lambda v: v <= most),
     ]
-    given = [(f"{word} {bound:g}", fits) for bound, word, fits in limits if bound is not None]
+    given = [(f"{word} {bound:g}", within) for bound, word, within in limits if bound is not None]
     wanted = "a number " + " and ".join(words for words, _ in given)
-    return _field(default, Setting(float, meaning, source, wanted.strip(), lambda v: all(fits(v) for _, fits in given)))
+
+    def fits(value: float) -> bool:
+        return (math.isfinite(value) or not finite) and all(within(value) for _, within in given)
+
+    return _field(default, Setting(float, meaning, source, wanted.strip(), fits))
 
 
 def step_size(default: float, meaning: str, *, source: str = "") -> Any:
@@ -59,24 +65,24 @@ def step_size(default: float, meaning: str, *, source: str = "") -> Any:
 
 
 def count(default: int | None, meaning: str, *, source: str = "", least: int = 1, bits: int = 31) -> Any:
-    """A whole number of at least `least` that fits into so many bits."""
+    """A whole number of at least `least` that fits into `bits` bits."""
     wanted = f"a whole number of at least {least} (and below 2{str(bits).translate(SUPERSCRIPT)})"
     return _field(default, Setting(int, meaning, source, wanted, lambda v: least <= v < 2**bits))
 
 
 def flag(default: bool, meaning: str, *, source: str = "") -> Any:
-    """On or off."""
+    """True or false."""
     return _field(default, Setting(bool, meaning, source, "true or false", lambda v: True))
 
 
 def choice(default: str, meaning: str, options: Iterable[str], *, source: str = "") -> Any:
-    """One of some names."""
+    """One of several names."""
     names = tuple(options)
     return _field(default, Setting(str, meaning, source, "one of " + ", ".join(names), lambda v: v in names))
 
 
 def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
-    """A text of a certain form; `fits` may raise `ValueError` for one that is not."""
+    """A text of a certain form; `fits` may raise `ValueError` for any other."""
     return _field(default, Setting(str, meaning, source, wanted, fits))
 
 
@@ -90,23 +96,24 @@ def settings(cls: type) -> dict[str, Setting]:
 
 
 def checked(owner: str, name: str, setting: Setting, value: Any, shown: str = "") -> Any:
-    """The value in the setting's own type; `InputError` if it is of another kind or does not fit."""
+    """The value, converted to the setting's type; `InputError` if it is of another kind or does not fit."""
     if value is None and setting.optional:
         return None
+    value = _plain(value)
     is_kind = isinstance(value, ACCEPTED[setting.kind]) and (setting.kind is bool) == (type(value).__name__ == "bool")
     try:
         converted = setting.kind(value) if is_kind else value
-        fits = is_kind and (setting.kind is not float or math.isfinite(converted)) and setting.fits(converted)
+        fits = is_kind and setting.fits(converted)
     except (ValueError, OverflowError):
         fits = False
     if not fits:
-        given = shown or (value if is_kind else repr(value))
+        given = in_one_line(shown or (value if is_kind else repr(value)))
         raise InputError(f"{owner and f'{owner}: '}{name} must be {setting.wanted}; given: {given}")
     return converted
 
 
 def parsed(owner: str, name: str, setting: Setting, value: Any) -> Any:
-    """As `checked`, for a value that may have been written as text."""
+    """Like `checked`, for a value that may be given as text."""
     if not isinstance(value, str) or setting.kind is str:
         return checked(owner, name, setting, value)
     read: Any = {bool: lambda text: {"true": True, "false": False}[text.lower()], int: int, float: float}[setting.kind]
@@ -117,12 +124,19 @@ def parsed(owner: str, name: str, setting: Setting, value: Any) -> Any:
 
 
 def check_all(instance: Any, owner: str | None = None) -> None:
-    """Check and convert all settings of a frozen dataclass, as its `__post_init__`."""
+    """Check and convert all settings of a frozen dataclass, for its `__post_init__`."""
+    of = type(instance).__name__ if owner is None else owner
     for name, setting in settings(type(instance)).items():
-        value = getattr(instance, name)
-        if not hasattr(value, "aval"):  # arrays of JAX pass: they are traced, or many values at once
-            of = type(instance).__name__ if owner is None else owner
-            object.__setattr__(instance, name, checked(of, name, setting, value))
+        value = _plain(getattr(instance, name))
+        is_traced = hasattr(value, "aval") and value.shape == () and setting.kind is float
+        object.__setattr__(instance, name, value if is_traced else checked(of, name, setting, value))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's or JAX's as one of Python's, if it is known; anything else as it is."""
+    with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
+        return value.item() if value.shape == () else value
+    return value
 
 
 Instance = TypeVar("Instance")
@@ -138,7 +152,7 @@ def configure(cls: type[Instance], owner: str, values: Mapping[str, Any]) -> Ins
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?', or what there is."""
+    """'; did you mean ...?', or a list of all names."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; there are: {', '.join(names)}"
+    return f"; did you mean {' or '.join(close)}?" if close else f"; choose from: {', '.join(names)}"

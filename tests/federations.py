@@ -1,11 +1,20 @@
 """Small federations that several tests use."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import numpy as np
 
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.loopback import Loopback
+
+
+def weighted(population, weights):
+    """The population with these weights, in any scale."""
+    equal, weights = len(set(weights)) == 1, jnp.asarray(weights, float)
+    return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
 def deployed(algorithm, population, participation, start=None, stores=None):

@@ -31,10 +31,11 @@ class HostileServer(ExperimentServer):
             "dtype": Call("first_momentum", key, (z._replace(y=z.y.astype("float16")),), None),
             "nan": Call("first_momentum", key, (z._replace(y=z.y * np.nan),), None),
         }
+        requests = {name: wire.encode(Request(expression, True, [])) for name, expression in asked.items()}
         said = {}
-        for name, expression in asked.items():
-            said[name] = transport.ask({m: wire.encode(Request(expression, True, [])) for m in range(4)})[1]
-        said["garbage"] = transport.ask({m: b"\x80\x04 garbage" for m in range(4)})[1]
+        for name, request in {**requests, "garbage": b"\x80\x04 garbage"}.items():
+            _, failures = transport.ask(dict.fromkeys(range(4), request))
+            said[name] = {m: failure.line for m, failure in failures.items()}
         for name in ("prepare", "_begin"):
             said[name] = {proxy.name: forced(proxy, name) for proxy in collab.clients}
         (Path(self.folder) / "said.json").write_text(json.dumps(said))

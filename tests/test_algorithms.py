@@ -5,10 +5,9 @@ import inspect
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import MemoryStore, add, deployed
+from federations import MemoryStore, add, deployed, weighted
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
@@ -17,6 +16,7 @@ from fedbilevel.core.traffic import Totals
 from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import Rows
+from fedbilevel.errors import InputError
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.settings import settings
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
@@ -144,7 +144,7 @@ PARTICIPATION = [
 def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
     algorithm = short(name)
     task = quadratic(algorithm, noise=0.2).build()
-    population = dataclasses.replace(task.population, weights=jnp.arange(1.0, 7.0) / 21)
+    population = weighted(task.population, np.arange(1.0, 7.0))
     simulator = SimulatedEngine(population, participation)
     stores = [MemoryStore() for _ in range(population.size)]
     federation, _ = deployed(algorithm, population, participation, stores=stores)
@@ -176,13 +176,22 @@ def is_rows(node):
     return isinstance(node, Rows)
 
 
-@pytest.mark.parametrize("name", [parameter(name in QUICK and name != "fedmbo", name) for name in ALGORITHMS])
-def test_converges_to_the_closed_form(name):
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        *(parameter(name in QUICK and name != "fedmbo", name, np.ones(6)) for name in ALGORITHMS),
+        *(parameter(name in ("fedbio", "stocbio"), name, np.array([3, 2, 3, 2, 1, 1])) for name in ALGORITHMS),
+    ],
+)
+def test_converges_to_the_closed_form(name, weights):
     _, steps, tolerance, solves = TABLE[name]
-    algorithm = make(name)
+    largest = 6 * max(weights) / sum(weights)  # M w_m, which PHE's ℓ must cover
+    algorithm = make(name, **({"smoothness": largest, "neumann_terms": int(30 * largest)} if name == "fedmbo" else {}))
     knobs = quadratic(algorithm)
-    *_, last = simulation(knobs.build(), algorithm, steps=steps, every=10**6).run()
-    k = knobs.coefficients()
+    task = knobs.build()
+    task = dataclasses.replace(task, population=weighted(task.population, weights))
+    *_, last = simulation(task, algorithm, steps=steps, every=10**6).run()
+    k = dataclasses.replace(knobs.coefficients(), weights=weights / weights.sum())
     if solves == "lower":
         found, wanted = last.state.y, k.mean().lower(np.zeros(5))[0]
     else:
@@ -306,6 +315,16 @@ def test_the_defaults_make_progress_without_tuning(name):
     rows = [moment.metrics for moment in simulation(task, algorithm, rounds=1000, every=1000).run() if moment.metrics]
     wanted = "y_error" if name == "fedavg" else "x_error"
     assert rows[-1][wanted] < 0.5 * rows[0][wanted]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("fedbioacc", "c_u"), ("fedbioacc-local", "c_nu"), ("distbioacc", "c_omega"), ("mrbo", "c_nu")]
+)
+def test_settings_that_keep_no_momentum_are_refused(name, field):
+    below = {"delta": 1.5, "offset": 7.0, field: 1.77}  # c α_1² = 1.77 · 2.25 / 4 = 0.996
+    assert getattr(ALGORITHMS[name].configure(name, below), field) == 1.77
+    with pytest.raises(InputError, match=rf"{field} α_t² must be below 1.*{field} = 1.79, delta = 1.5 and .*make it 1.01"):
+        ALGORITHMS[name].configure(name, below | {field: 1.79})
 
 
 def test_rounds_per_step_are_the_papers():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -47,7 +48,7 @@ def run(monkeypatch, capsys, tmp_path):
     [
         (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning or"),
         (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
-        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; there are: fedbioacc, "),
+        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; choose from: fedbioacc, "),
         (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
         (["run", "quadratic", "simfbo", "--set", "gama_x=1"], "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=fast"], "gamma_x must be a number above 0; given: fast"),
@@ -78,7 +79,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic"], "Missing argument"),
         (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
         (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
-        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist is not there: looked for train-"),
+        (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist was not found: looked for train-"),
         (
             ["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist", "--data", "."],
             "get it with 'fedbilevel data fetch mnist'",
@@ -98,7 +99,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["compare", ".", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
-        (["data", "fetch", "digits"], "digits is bundled: there is nothing to fetch"),
+        (["data", "fetch", "digits"], "digits is bundled: nothing to fetch"),
         (["data", "fetch", "mini-imagenet"], "mini-imagenet has no free mirror: make it from ImageNet"),
         (["data", "fetch"], "Missing argument"),
         (["data", "show", "quadratic"], "quadratic has no classes to draw"),
@@ -106,6 +107,30 @@ def run(monkeypatch, capsys, tmp_path):
         (["data", "show", "few-shot", "--out", "a.jpg"], "must end in .png, .svg or .pdf; given: a.jpg"),
         (["data", "show", "loss-tuning", "--knob", "partition=dirichlet"], "partition must be iid, one-class, shards:S"),
         (["nonsense"], "No such command 'nonsense'"),
+        (["run", "quadratic", "simfbo", "--loss-bound", "inf"], "loss_bound must be a number above 0; given: inf"),
+        (["run", "quadratic", "simfbo", "--out", ""], "Invalid value for '--out': it is empty: name a folder"),
+        (["data", "fetch", "mnist", "--to", " "], "Invalid value for '--to': it is empty: name a folder"),
+        (
+            ["run", "quadratic", "simfbo", "--set", "gamma_x=1", "--set", "gamma_x=2"],
+            "--set gives gamma_x twice, as 1 and as 2",
+        ),
+        (["run", "quadratic", "simfbo", "--knob", "noise=1", "--knob", "noise=1"], "--knob gives noise twice, as 1 and as 1"),
+        (["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1", "--grid", "gamma_x=2"], "--grid gives gamma_x twice"),
+        (
+            ["sweep", "quadratic", "simfbo", "--grid", "gamma_x+eta_x=1", "--set", "eta_x=2"],
+            "eta_x is in --grid and in --set: leave one out",
+        ),
+        (
+            ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1,2", "--seeds", "5000000000"],
+            "seeds must be a whole number of at least 1, and below 2³²; given: 5000000000",
+        ),
+        (
+            ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1,2", "--seeds", "1000000"],
+            "this sweep has 2,000,000 runs, and may have 100,000: give it fewer seeds or cells",
+        ),
+        (["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1,2", "--by", "x"], "there is no metric 'x' to rank by"),
+        (["sweep", "quadratic", "fedbioacc", "--grid", "eta=1,2", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
+        (["sweep", "quadratic", "fedbio-local", "--grid", "eta=1,2"], "FedBiOLocal is for a local lower level"),
     ],
 )
 def test_bad_input_gets_one_line_and_exit_code_2(run, arguments, message, tmp_path):
@@ -191,10 +216,84 @@ def test_list_is_a_line_each_and_show_explains_every_setting(run):
     )
 
 
+def test_a_value_set_for_one_algorithm_goes_before_that_for_all(run, tmp_path):
+    given = ["--set", "fedbio.eta=0.1", "--set", "eta=0.2"]
+    assert run("run", "quadratic", "fedbio", "fedbioacc", *SMALL, *given, "--out", "here")[0] == 0
+    read = {n: json.loads((tmp_path / "here" / n / "config.json").read_text()) for n in ("fedbio", "fedbioacc")}
+    assert [read[n]["configuration"]["hyperparameters"]["eta"] for n in read] == [0.1, 0.2]
+
+
+def test_runs_and_sweeps_do_not_share_a_folder(run, tmp_path):
+    sweep = ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.01", "--seeds", "1", *SMALL]
+    assert run("run", "quadratic", "simfbo", *SMALL, "--out", "runs")[0] == run(*sweep, "--out", "sweep")[0] == 0
+    before = sorted(tmp_path.rglob("*"))
+    for arguments in (
+        [*sweep, "--out", "runs", "--force"],
+        [*sweep, "--out", "runs/simfbo"],
+        ["run", "quadratic", "fedbio", *SMALL, "--out", "sweep", "--force"],
+        ["run", "quadratic", "fedbio", *SMALL, "--out", "runs/simfbo", "--force"],
+    ):
+        code, _, err = run(*arguments)
+        assert code == 2 and "already holds something else" in err and err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[hyperparameters.simfob]\ngamma_x = 1.0", "there is no algorithm 'simfob'; did you mean simfbo"),
+        ("[hyperparameters.simfbo]\ngama_x = 1.0", "simfbo has no setting 'gama_x'; did you mean gamma_x"),
+        ("[hyperparameters.simfbo]\ngamma_x = true", "gamma_x must be a number above 0; given: True"),
+        ("[hyperparameters]\ngamma_x = 1.0", "hyperparameters[...]: Expected `object`, got `float`"),
+        ("[knobs]\nclient = 3", "quadratic has no setting 'client'; did you mean clients"),
+        ("[knob]\nclients = 3", "unknown entry 'knob'; did you mean knobs"),
+        ('task = "valley"', "it is for valley, not for quadratic"),
+    ],
+)
+def test_what_is_wrong_in_a_settings_file_is_one_line_that_names_it(run, tmp_path, content, message):
+    (tmp_path / "s.toml").write_text(content)
+    for arguments in (["run", "quadratic", "simfbo"], ["sweep", "quadratic", "simfbo", "--grid", "eta_x=1,2"]):
+        code, _, err = run(*arguments, "--settings", "s.toml")
+        assert code == 2 and err.startswith("fedbilevel: s.toml: ") and message in err and err.count("\n") == 1
+
+
+def test_an_end_of_file_is_not_called_a_stop(run, monkeypatch):
+    def broken(*arguments):
+        raise EOFError("no more")
+
+    monkeypatch.setattr("fedbilevel.command.run.find", broken)
+    with pytest.raises(EOFError, match="no more"):
+        run("run", "quadratic", "simfbo")
+
+
+def test_ctrl_c_is_a_stop_with_its_own_exit_code(run, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedbilevel.command.run.find", interrupted)
+    assert run("run", "quadratic", "simfbo") == (130, "", "fedbilevel: stopped\n")
+
+
+def test_a_run_and_a_sweep_that_go_on_under_other_versions_say_so_in_a_line(run, tmp_path):
+    assert run("run", "quadratic", "simfbo", *SMALL, "--out", "runs")[0] == 0
+    assert run("sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.01,0.02", "--seeds", "1", *SMALL, "--out", "sweep")[0] == 0
+    (tmp_path / "runs/simfbo/result.json").unlink()
+    for file in (tmp_path / "runs/simfbo/config.json", tmp_path / "sweep/sweep.json"):
+        where = file.parent.relative_to(tmp_path)
+        assert "note:" not in run("resume", where)[1]
+        content = json.loads(file.read_text())
+        content["versions"] |= {"jax": "0.1.0", "device": "gpu H200"}
+        file.write_text(json.dumps(content))
+        (tmp_path / "runs/simfbo/result.json").unlink()
+        code, out, _ = run("resume", where)
+        (note,) = [line for line in out.splitlines() if line.startswith("note:")]
+        assert code == 0 and f"{where} began otherwise: jax 0.1.0 is now {jax.__version__}, device gpu H200 is now cpu" in note
+
+
 @pytest.mark.parametrize("asked", [["list"], ["--help"], ["run", "--help"]])
 def test_list_and_help_do_not_wait_for_jax(asked):
     script = (
-        "import atexit, os, sys; atexit.register(lambda: os._exit('jax' in sys.modules)); "
+        "import atexit, os, sys; atexit.register(lambda: os._exit(not sys.modules.keys().isdisjoint({'jax', 'msgspec'}))); "
         f"sys.argv = ['fedbilevel', *{asked}]; from fedbilevel.command import main; main.main()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

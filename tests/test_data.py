@@ -126,9 +126,9 @@ TRUNCATED = gzip.compress(idx(np.random.default_rng(0).integers(0, 10, 10_000).a
         (gzip.compress(idx(np.zeros(10_000, np.uint8))[:-1]), "is shorter than an IDX file"),
         (gzip.compress(idx(np.zeros(10_000, np.uint8)) + b"0"), "is longer than an IDX file"),
         (gzip.compress(idx(np.full(10_000, 10, np.uint8))), "holds the label 10"),
-        (TRUNCATED, "is not a whole gzip file"),
-        (TRUNCATED[:20] + b"garbled" + TRUNCATED[27:], "is not a whole gzip file"),
-        (b"plain", "is not a whole gzip file"),
+        (TRUNCATED, "is not a complete gzip file"),
+        (TRUNCATED[:20] + b"garbled" + TRUNCATED[27:], "is not a complete gzip file"),
+        (b"plain", "is not a complete gzip file"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",
 )
@@ -182,7 +182,7 @@ def test_a_run_finds_its_data_again_whatever_the_environment_is_then(tmp_path, m
     assert configuration.data == str(tmp_path / "data" / "mnist")
     monkeypatch.delenv("FEDBILEVEL_DATA")
     monkeypatch.chdir("/")
-    rows = Configuration(**configuration.plain()).experiment().task.population.lower.rows
+    rows = Configuration.read(configuration.plain()).experiment().task.population.lower.rows
     assert isinstance(rows.images, jax.Array) and rows.images.dtype == np.uint8  # on the device as they are
     assert Configuration.resolve("data-cleaning", {}, "fedavg", {}, RunOptions(rounds=1)).data == ""
 
@@ -222,7 +222,7 @@ def test_pickles_of_arrays_are_read_and_anything_else_is_refused_unexecuted(prot
 def test_pickles_cannot_ask_for_much_memory(tmp_path):
     laughs = functools.reduce(lambda thing, _: [thing] * 10, range(9), 0)  # 10⁹ numbers in a few hundred bytes
     for data in (b"]r\xff\xff\xff\x7f.", b"\x80\4]r\xff\xff\xff\xff.", b"]p2000000000\n.", b"cnumpy\nndarray\nr\0\0\0\x80."):
-        with pytest.raises(InputError, match=r"file: is not a readable pickle \(it numbers a thing \d{10}\)"):
+        with pytest.raises(InputError, match=r"file: is not a readable pickle \(it uses the memo index \d{10}\)"):
             pickles.load(io.BytesIO(data), "file")
     with pytest.raises(TypeError, match="neither an array nor a list of whole numbers"):
         pickles.array(pickles.load(io.BytesIO(pickle.dumps(laughs)), "file"))
@@ -338,7 +338,7 @@ def test_parts_of_the_cifar_10_archive_that_are_too_large_are_not_read(tmp_path,
     for kind, problem in (
         (tarfile.REGTYPE, "has no file cifar-10-batches-py/data_batch_1 of at most 20000 bytes"),
         (tarfile.SYMTYPE, "has no file cifar-10-batches-py/data_batch_1 of at most 20000 bytes"),
-        (tarfile.GNUTYPE_LONGNAME, "is not the whole archive (a part of 30208 bytes"),  # a name, which is read at once
+        (tarfile.GNUTYPE_LONGNAME, "is not the complete archive (a part of 30208 bytes"),  # a name, which is read at once
     ):
         member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
         member.size, member.type, member.linkname = 30_000, kind, "/etc/passwd"
@@ -428,7 +428,7 @@ def test_damaged_drawings_are_named(tmp_path, change, problem):
     message = refused("omniglot", tmp_path)
     assert message.startswith(f"{path}: ") and problem in message
     path.write_bytes(path.read_bytes()[:500])
-    assert "is not a whole zip file" in refused("omniglot", tmp_path)
+    assert "is not a complete zip file" in refused("omniglot", tmp_path)
     write_zip(path, {"another/file": b""})
     assert "holds 0 characters" in refused("omniglot", tmp_path)
 
@@ -484,7 +484,7 @@ def test_mini_imagenet_is_read_from_class_folders(tmp_path):
     (tmp_path / "flat" / "n01" / "a.JPEG").write_bytes(b"not a picture")
     assert "n01/a.JPEG: is not a JPEG or PNG image" in refused("mini-imagenet", tmp_path / "flat")
     for size, problem in (
-        ((9_000, 9_000), "has 9000 x 9000 pixels, and at most 67108864"),
+        ((9_000, 9_000), "has 9000 x 9000 pixels, but at most 67108864"),
         ((60_000, 60_000), "is not a JPEG or PNG"),
     ):
         header = struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0)
@@ -730,7 +730,7 @@ def test_a_right_file_is_fetched_once_with_progress(server, tmp_path, cache):
 
 def test_a_file_with_the_wrong_hash_is_not_kept_and_the_next_mirror_tried(server, tmp_path):
     wrong = file(server.url("a"), server.url("b"), content=bytes(len(CONTENT)))
-    with pytest.raises(FetchError, match=r"file.bin: no mirror gave it \(.*SHA-256 is wrong; .*SHA-256 is wrong\)") as caught:
+    with pytest.raises(FetchError, match=r"file.bin: no mirror worked \(.*SHA-256 is wrong; .*SHA-256 is wrong\)") as caught:
         fetch("mnist", tmp_path, files=[wrong])
     assert "\n" not in str(caught.value) and server.asked == [("a", None), ("b", None)]
     assert [p.name for p in (tmp_path / "mnist").iterdir()] == [".lock"]
@@ -803,7 +803,7 @@ def test_the_command_shows_progress_and_says_in_one_line_that_there_is_no_networ
     down = [f"http://127.0.0.1:{closed_port()}/file.bin" for _ in range(2)]
     code, out, err = run([file(*down)])
     assert code == 1 and out == "" and err.count("\n") == 1
-    assert err.startswith("fedbilevel: file.bin: no mirror gave it (127.0.0.1:") and err.count("Connection refused") == 2
+    assert err.startswith("fedbilevel: file.bin: no mirror worked (127.0.0.1:") and err.count("Connection refused") == 2
     assert f"check the network, or put the file into {tmp_path}/mnist" in err
     code, out, err = run([file(server.url("a"))])
     assert (code, err) == (0, "") and "file.bin: 0.3 of 0.3 MB\n" in out

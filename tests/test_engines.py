@@ -1,12 +1,10 @@
 """What the engines promise beyond the table of algorithms: counts, draws, messages, refusals."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import deployed, weighted
 from jax import lax
 
 import fedbilevel as fb
@@ -68,20 +66,20 @@ def test_a_cohort_is_never_empty():
 @pytest.mark.parametrize(
     ("participation", "message"),
     [
-        (Uniform(7), "clients per round"),
-        (Uniform(0), "clients per round"),
-        (Bernoulli(0), "to take part"),
-        (Dropouts(Everyone(), 1), "drop out"),
+        (lambda: Uniform(7).capacity(6), "clients per round"),
+        (lambda: Uniform(0), "size must be a whole number of at least 1"),
+        (lambda: Bernoulli(0), "probability must be a number above 0 and at most 1"),
+        (lambda: Dropouts(Everyone(), 1), "probability must be a number of at least 0 and below 1"),
     ],
 )
 def test_impossible_participation_is_refused(participation, message):
     with pytest.raises(InputError, match=message):
-        participation.capacity(6)
+        participation()
 
 
 def test_unbiased_mean_is_unbiased_for_unequal_weights():
     task = Quadratic(clients=5).build()
-    population = dataclasses.replace(task.population, weights=jnp.array([0.5, 0.2, 0.15, 0.1, 0.05]))
+    population = weighted(task.population, [0.5, 0.2, 0.15, 0.1, 0.05])
     simulator, algorithm = SimulatedEngine(population, Uniform(2)), fb.SimFBO(gamma_x=1.0, gamma_y=1.0, gamma_u=1.0)
     step = jax.jit(SimulatedEngine(population, Everyone()).step)
     full, *_ = step(algorithm, Point(task.x, task.y, task.y), jax.random.key(0))

@@ -1,5 +1,7 @@
 """Budgets, metrics, resuming and divergence of a run."""
 
+import dataclasses
+import hashlib
 import json
 
 import jax
@@ -9,11 +11,14 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel.algorithms.simfbo import SimFBO
+from fedbilevel.core import devices
 from fedbilevel.core.participation import Uniform
+from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs import experiment as experiment_module
 from fedbilevel.runs import simulation as simulation_module
+from fedbilevel.runs.checkpoint import MAGIC
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
@@ -134,6 +139,59 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_ends_without_a_
     assert without_seconds(folder.rows()) == without_seconds(rows) and folder.result["status"] == "finished"
 
 
+def interrupted(path, at=6):
+    """A run that was stopped after some rows, at a checkpoint."""
+    folder, stop = created(path, configuration()), StopRequest()
+
+    def observe(moment):
+        stop.signum = 2 if moment.step >= at else None
+
+    with pytest.raises(Interrupted):
+        folder.execute(stop, observe)
+    return folder
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, -1])
+def test_a_run_whose_rows_are_gone_does_not_go_on(tmp_path, kept):
+    folder = interrupted(tmp_path / "run")
+    metrics = folder.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.unlink() if kept is None else metrics.write_text("".join(lines[:kept]))
+    left = len(lines[:kept]) if kept is not None else 0
+    with pytest.raises(
+        InputError, match=rf"metrics\.jsonl has {left} of the {len(lines)} rows that it had when the checkpoint"
+    ):
+        folder.execute(StopRequest(), lambda moment: None)
+    metrics.write_text("".join(lines))
+    folder.execute(StopRequest(), lambda moment: None)
+    assert folder.result["status"] == "finished"
+
+
+def test_a_checkpoint_of_version_0_1_is_read_and_one_of_other_values_is_refused(tmp_path):
+    folder = interrupted(tmp_path / "run")
+    file = folder.path / "checkpoint"
+    values = wire.decode(file.read_bytes().split(b"\n", 2)[2])
+
+    def write(values):
+        payload = wire.encode(values)
+        file.write_bytes(MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+
+    for change, message in (
+        ({"step": "1"}, r"checkpoint: step: Expected `int`, got `str`"),
+        ({"leaves": [1.0]}, r"checkpoint: leaves\[0\]: Expected `numpy.ndarray`, got `float`"),
+        ({"totals": [1, 2, 3, 4]}, r"checkpoint: totals: Expected `array` of length 0 to 3"),
+        ({"other": 1}, r"checkpoint: unknown entry 'other'"),
+    ):
+        write(values | change)
+        with pytest.raises(InputError, match=message):
+            folder.execute(StopRequest(), lambda moment: None)
+    write({name: value for name, value in values.items() if name not in ("rows", "reported")})
+    folder.execute(StopRequest(), lambda moment: None)
+    whole = created(tmp_path / "whole", configuration())
+    whole.execute(StopRequest(), lambda moment: None)
+    assert without_seconds(folder.rows()) == without_seconds(whole.rows())
+
+
 def test_the_configuration_repeats_the_run(tmp_path):
     first = created(tmp_path / "first", configuration(hyperparameters={"eta": "0.25"}))
     first.execute(StopRequest(), lambda moment: None)
@@ -230,7 +288,7 @@ def test_solve_takes_trees_unequal_clients_and_own_metrics():
     assert set(found.x) == {"log_ridge"} and found.y["w"].shape == (3,)
     assert found.history[-1]["lower_loss"] < found.history[0]["lower_loss"]
     np.testing.assert_allclose(found.history[-1]["norm"], np.linalg.norm(found.y["w"]))
-    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[2\]"):
+    with pytest.raises(InputError, match=r"f\(x, y, batch\) must return one real number, not float64\[5\]"):
         fb.solve(
             lambda x, y, rows: rows["b"],
             g,
@@ -292,6 +350,11 @@ def test_solving_again_with_other_step_sizes_compiles_nothing_anew(caplog):
         (dict(metrics=lambda x, y: {"step": x}), "the metric 'step' must be one number"),
         (dict(lower=[np.ones((3, 2)), np.full((2, 2), np.nan)]), "loss is not finite at the start"),
         (dict(g=lambda x, y, rows: rows @ y), r"g\(x, y, batch\) must return one real number"),
+        (dict(g=lambda x, y, rows: jnp.sum((y - rows) ** 2)), "g must be a mean over its rows where .* it is 10, and .* is 2;"),
+        (
+            dict(f=lambda x, y, rows: jnp.sum(rows @ y) + x**2, batch_size=2, upper=[np.ones((3, 2))] * 2),
+            "f must be a mean over",
+        ),
     ],
 )
 def test_solve_refuses_what_it_cannot_use(changes, message):
@@ -302,6 +365,37 @@ def test_solve_refuses_what_it_cannot_use(changes, message):
     values |= dict(algorithm=fb.SimFBO(), steps=3)
     with pytest.raises(InputError, match=message):
         fb.solve(**values | changes)
+
+
+def test_a_sum_over_equally_many_rows_is_the_loss_that_it_says():
+    def total(x, y, rows):
+        return jnp.sum((y - rows) ** 2) / 6 + x**2
+
+    rows = [np.ones((3, 2)), np.zeros((3, 2))]
+    found = fb.solve(total, total, jnp.array(1.0), jnp.zeros(2), lower=rows, algorithm=fb.SimFBO(gamma_y=0.5), steps=200)
+    np.testing.assert_allclose(found.y, 0.5, atol=1e-3)
+
+
+def test_a_solution_keeps_the_precision_that_it_started_with():
+    def loss(x, y, rows):
+        assert (x["half"].dtype, x["single"].dtype) == (jnp.bfloat16, jnp.float32)
+        return jnp.mean((y - rows) ** 2) + x["single"] ** 2 + jnp.sum(x["half"].astype(float) ** 2)
+
+    start = {"half": jnp.ones(3, jnp.bfloat16), "single": np.float32(1)}
+    found = fb.solve(loss, loss, start, jnp.zeros(()), lower=[np.ones(4)], algorithm=fb.SimFBO(), steps=2)
+    assert (found.x["half"].dtype, found.x["single"].dtype, found.y.dtype) == (jnp.bfloat16, jnp.float32, jnp.float64)
+
+
+def test_a_round_that_memory_cannot_hold_is_refused_with_the_estimate(monkeypatch):
+    monkeypatch.setattr(devices, "memory", lambda: 10**9)
+    simulation(TASK, fb.SimFBO(), rounds=5)
+    huge = dataclasses.replace(TASK, population=dataclasses.replace(TASK.population, batch_size=2**22))
+    said = r"^a round of SimFBO: about [\d.]+ GB of memory are needed, and 1\.0 are there: lower batch_size"
+    with pytest.raises(InputError, match=said):
+        simulation(huge, fb.SimFBO(), rounds=5)
+    wide = dataclasses.replace(TASK, x=np.broadcast_to(0.0, 10**9))
+    with pytest.raises(InputError, match=said):
+        simulation(wide, fb.SimFBO(), rounds=5)
 
 
 def test_a_metric_that_is_not_finite_is_no_divergence():
@@ -351,7 +445,7 @@ def test_runs_are_created_all_or_none(tmp_path):
 def test_a_configuration_that_is_none_is_refused(tmp_path, content):
     folder = created(tmp_path / "run", configuration())
     (folder.path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"config\.json is (damaged|not)"):
+    with pytest.raises(InputError, match=r"config\.json: (JSON is malformed|Expected|Object missing|options: unknown entry)"):
         folder.execute(StopRequest(), lambda moment: None)
 
 

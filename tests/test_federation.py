@@ -169,15 +169,23 @@ def rows(folder, *without):
     return [{k: v for k, v in json.loads(line).items() if k not in drop} for line in file.read_text().splitlines()]
 
 
+REPORTED = ("drift", "hypergradient_norm", "u_norm")
+
+
 def assert_equal(deployed, simulated):
-    """float32, relative 1e-5, for every number that both have; the counters to the last digit."""
+    """float32, relative 1e-5, for every metric that both have; the counters to the last digit.
+
+    What an algorithm reports has fewer digits: near a solution its hypergradient is a difference of almost equal numbers.
+    """
     assert len(deployed) == len(simulated)
     for ours, theirs in zip(deployed, simulated, strict=True):
         for name in ("step", "rounds", "floats_up", "floats_down"):
             assert ours[name] == theirs[name]
-        names = [n for n in ours if n in theirs]
+        names = [n for n in ours if n in theirs and n not in REPORTED]
         assert {"upper_loss", "lower_loss"} <= set(names)
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
+        reported = [n for n in REPORTED if n in theirs]
+        np.testing.assert_allclose([ours[n] for n in reported], [theirs[n] for n in reported], rtol=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ["fedmbo", pytest.param("commfedbio", marks=pytest.mark.slow)])
@@ -231,15 +239,15 @@ def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(
     kill_once(federation, out, "server", "", process)
     if with_the_command:
         process.kill()
-        assert process.communicate()[0].count("going on from the last checkpoint") == 1
+        assert process.communicate()[0].count("continuing from the last checkpoint") == 1
         assert not list(out.glob("*/result.json"))
         federation.await_sites()
         command("resume", out)
     else:
         stdout, stderr = process.communicate(timeout=180)
         assert process.returncode == 0, stdout + stderr
-        assert stdout.count("going on from the last checkpoint") == 2
-        assert "the connection to the server is lost" in stdout and "the server was started again" in stdout
+        assert stdout.count("continuing from the last checkpoint") == 2
+        assert "the connection to the server is lost" in stdout and "the server was restarted" in stdout
     assert_equal(rows(out), done(simulated / "fedbio-local"))  # no gap, no double row, and the sites' own y as ever
     identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
     assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2
@@ -390,7 +398,7 @@ def job(federation, path):
     """A job as the command submits it, for a run that does not matter."""
     folder = RunFolder(path / "run")
     folder.path.mkdir()
-    (folder.path / "config.json").write_text('{"identity": "ab"}')
+    (folder.path / "config.json").write_text('{"configuration": {}, "identity": "ab"}')
     write_job(path / "job", folder, SITES)
     return path / "job"
 
@@ -486,10 +494,10 @@ def hostile(federation, simulated, tmp_path_factory):
         ("private", "'__init__' is not a client function of FedBiOAcc: refused"),
         (
             "shape",
-            "first_momentum was asked for with float32[5], float32[7], float32[8], "
-            "and this algorithm's takes float32[5], float32[8]",
+            "first_momentum was called with float32[5], float32[7], float32[8], "
+            "but this algorithm's takes float32[5], float32[8]",
         ),
-        ("dtype", "first_momentum was asked for with float32[5], float16[8], float32[8]"),
+        ("dtype", "first_momentum was called with float32[5], float16[8], float32[8]"),
         ("nan", "an argument holds a value that is not finite"),
         ("garbage", "a message "),
     ],
@@ -542,7 +550,7 @@ def test_a_site_refuses_another_task_and_the_run_says_so_in_one_line(federation,
         "run", "valley", "mefbo", "--rounds", 20, "--federation", federation.folder, "--out", tmp_path / "run", check=False
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "this site is set up for the task quadratic, and the run is of valley: refused" in done.stderr
+    assert "this site is set up for the task quadratic, not for valley: refused" in done.stderr
 
 
 @pytest.mark.slow
@@ -554,7 +562,7 @@ def test_a_run_goes_on_without_a_site_that_refuses_it(federation, tmp_path):
         said = command("run", *arguments).stdout
     finally:
         federation.serve()
-    line = f"{SITES[2]}: InputError: this site is set up for the task valley, and the run is of quadratic: refused"
+    line = f"{SITES[2]}: this site is set up for the task valley, not for quadratic: refused"
     assert said.count(line) == 1
     (file,) = out.glob("*/metrics.jsonl")
     assert [json.loads(row)["absences"] for row in file.read_text().splitlines()] == [1, 11, 11, 11]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import deployed, weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -62,7 +62,7 @@ def stationary_point(c, proximal):
 def test_one_round_is_equations_8_to_12():
     algorithm = fb.MeFBO(eta_x=0.2, eta_y=0.3, eta_theta=0.1, lambda_x=0.5, lambda_y=0.4, lambda_theta=0.7, local_steps=3)
     task, k, weights = QUADRATIC.build(), QUADRATIC.coefficients(), np.arange(1.0, 7.0) / 21
-    population = dataclasses.replace(task.population, weights=jnp.asarray(weights))
+    population = weighted(task.population, weights)
     rng = np.random.default_rng(0)
     x0, y0, theta0 = rng.standard_normal(5), rng.standard_normal(8), rng.standard_normal(8)
     t, gamma = 4, algorithm.proximal
@@ -329,18 +329,18 @@ def test_an_algorithm_that_does_not_project_is_refused_constraints(sets):
         simulation(task, fb.SimFBO(), steps=1)
     simulation(task, fb.MeFBO(), steps=1)
     if sets.y != Everywhere():
-        with pytest.raises(InputError, match=r"unconstrained y: take ground_truth\.residual"):
+        with pytest.raises(InputError, match=r"unconstrained y: use ground_truth\.residual"):
             ground_truth.solution(task.population, task.x, task.y)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Box(1, 0), "Box: low must be a number at most high; given: low = 1.0, high = 0.0"),
-        (lambda: Box(float("nan"), 0), "Box: low must be a number at most high"),
-        (lambda: Box(np.zeros(3), 1), "Box: low must be one number"),
+        (lambda: Box(1, 0), "Box: low must be a number no greater than high; given: low = 1.0, high = 0.0"),
+        (lambda: Box(float("nan"), 0), "Box: low must be a number no greater than high"),
+        (lambda: Box(np.zeros(3), 1), "Box: low must be a single number"),
         (lambda: Ball(0), "Ball: radius must be a finite number above 0; given: 0.0"),
-        (lambda: Ball("wide"), "Ball: radius must be one number; given: wide"),
+        (lambda: Ball("wide"), "Ball: radius must be a single number; given: wide"),
         (lambda: Simplex(float("inf")), "Simplex: scale must be a finite number above 0; given: inf"),
         (lambda: fb.MeFBO(schedule="falling"), "schedule must be one of fixed, decreasing; given: falling"),
         (lambda: fb.MeFBO(decay=0.4), "decay must be a number above 0.5 and at most 1; given: 0.4"),

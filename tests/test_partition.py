@@ -78,7 +78,7 @@ def test_more_clients_than_samples_are_refused_at_once(way, each):
         wanted = f"60 samples are too few for {clients} clients with at least {each} each: lower one of the two"
         assert str(caught.value) == f"partition {way}: {wanted}"
     with pytest.raises(
-        InputError, match="partition one-class: client 5 of 6 gets no sample, as more share a class than it has"
+        InputError, match="partition one-class: client 5 of 6 gets no sample, as too many clients share its classes"
     ):
         partition.deal("one-class", np.array([0] * 50 + [1] * 2), 6, 0)
 

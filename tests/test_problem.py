@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbilevel.core import ground_truth
+from fedbilevel.core import devices, ground_truth
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Batch, Point, Problem, from_trees, mean_loss
 from fedbilevel.errors import InputError
@@ -165,3 +166,98 @@ def test_trees_come_back_as_they_were():
 def test_bad_input_is_refused_by_name(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def squared_mean(x, y, rows):
+    return jnp.mean(rows @ y) ** 2 + x @ x
+
+
+NOT_MEANS = {
+    "a sum": lambda x, y, rows: jnp.sum((rows @ y - 1) ** 2) + x @ x,
+    "a median": lambda x, y, rows: jnp.median((rows @ y) ** 2) + x @ x,
+    "centred by the batch": lambda x, y, rows: jnp.mean((rows @ y - jnp.mean(rows @ y)) ** 2) + x @ x,
+    "a squared mean": squared_mean,
+    "a variance, which one row has not": lambda x, y, rows: jnp.var(rows @ y, ddof=1) + x @ x,
+    "weighted by the batch": lambda x, y, rows: jnp.average((rows @ y) ** 2, weights=rows[:, 0] ** 2) + x @ x,
+    "a maximum": lambda x, y, rows: jnp.max(rows @ y) + x @ x,
+}
+MEANS = {
+    "with a regulariser": lambda x, y, rows: jnp.mean((rows @ y - 1) ** 2) + jnp.exp(x).sum() * (y @ y),
+    "of rows alone": lambda x, y, rows: jnp.mean(rows**2) + 0 * (x.sum() + y.sum()),
+    "of no row": lambda x, y, rows: x @ x + y @ y,
+    "of numbers that cancel": lambda x, y, rows: 1e3 * jnp.mean(rows @ y + jnp.where(rows[:, 0] > 0, 1, -1)) + x.sum(),
+    "defined near the start alone": lambda x, y, rows: jnp.mean(jnp.log(1.05 - x[0]) * rows[:, 0]) + y.sum(),
+}
+UNEQUAL, EQUAL = [ROWS[:4], ROWS[4:]], [ROWS[:3], ROWS[3:6]]
+
+
+def check(f, g, clients, batch_size=None, pooled=False, x=X, y=Y):
+    check_means(Population.build(Problem(f, g), clients, clients, batch_size=batch_size), x, y, pooled)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("loss", NOT_MEANS.values(), ids=NOT_MEANS)
+def test_a_loss_that_is_no_mean_is_refused_with_both_numbers_where_the_number_of_rows_varies(loss, dtype):
+    unequal, equal = ([rows.astype(dtype) for rows in clients] for clients in (UNEQUAL, EQUAL))
+    start = dict(x=X.astype(dtype), y=jnp.zeros(3, dtype))  # where some of them vanish
+    number = r"-?(nan|[\d.e+-]+)"
+    said = rf"must be a mean over its rows .* it is {number}, and the mean of its values on each of these alone is {number};"
+    mean = MEANS["with a regulariser"]
+    for case in (dict(clients=unequal), dict(clients=equal, batch_size=2), dict(clients=equal, pooled=True)):
+        with pytest.raises(InputError, match=f"^f {said}"):
+            check(loss, mean, **case, **start)
+        with pytest.raises(InputError, match=f"^g {said}"):
+            check(mean, loss, **case, **start)
+    check(loss, loss, equal, **start)  # all rows of equal clients: the loss is what it says
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
+def test_means_with_and_without_regularisers_pass(loss, dtype):
+    rows = [rows.astype(dtype) for rows in UNEQUAL]
+    check(loss, loss, rows, batch_size=2, x=X.astype(dtype), y=Y.astype(dtype))
+    check(loss, loss, rows, x=jnp.zeros(2, dtype), y=jnp.zeros(3, dtype))
+
+
+def test_clients_with_one_row_tell_a_sum_from_a_mean():
+    with pytest.raises(InputError, match=r"^f must be a mean over its rows"):
+        check(NOT_MEANS["a sum"], MEANS["of no row"], [ROWS[:1]], batch_size=4)
+
+
+def test_arrays_of_a_tree_keep_their_own_precision_for_the_losses_and_in_the_end():
+    tree = {"wide": jnp.ones(2), "half": jnp.ones(3, "bfloat16"), "single": np.ones((1, 2), "float32"), "number": 2.0}
+    seen = []
+
+    def loss(x, y, rows):
+        seen.append(jax.tree.map(lambda a: a.dtype.name, x))
+        return sum(leaf.astype(float).sum() for leaf in jax.tree.leaves(x)) + y
+
+    problem, x, y, x_tree, _ = from_trees(loss, loss, tree, 1.0)
+    problem.f(x, y, None)
+    wanted = {"wide": "float64", "half": "bfloat16", "single": "float32", "number": "float64"}
+    assert seen == [wanted] and jax.tree.map(lambda a: a.dtype.name, x_tree(x)) == wanted
+
+
+def test_single_precision_says_what_it_does_to_doubles_and_to_whole_numbers():
+    with jax.enable_x64(False):
+        with pytest.warns(UserWarning, match="^y0 is in double precision, and JAX computes in single: set JAX_ENABLE_X64=1"):
+            from_trees(f, g, jnp.zeros(2), np.zeros(3))
+        from_trees(f, g, 1.0, np.zeros(3, np.float32))  # neither of which is a double
+        with pytest.raises(InputError, match=r"^x0 holds a value that is not finite in float32"):
+            from_trees(f, g, 1e300, jnp.zeros(3))
+        for wide in (2**40, -(2**31) - 1):
+            with pytest.raises(InputError, match=f"^lower holds {wide}, which JAX's int32 cannot: make it a float"):
+                Shards.stack([np.array([1, wide])], "lower")
+        with pytest.raises(InputError, match=f"^lower holds {2**32}, which JAX's uint32 cannot"):
+            Shards.stack([np.array([2**32], np.uint64)], "lower")
+        np.testing.assert_array_equal(Shards.stack([np.array([2**31 - 1, -(2**31)])]).rows, [2**31 - 1, -(2**31)])
+    np.testing.assert_array_equal(Shards.stack([np.array([2**40])]).rows, [2**40])
+
+
+def test_rows_that_memory_or_whole_numbers_cannot_hold_are_refused_before_they_are_copied(monkeypatch):
+    many = np.broadcast_to(np.ones(1, bool), (2**31, 1))
+    with pytest.raises(InputError, match=r"^lower has 2,147,483,648 rows, and fewer than 2³¹ can be numbered"):
+        Shards.stack([many], "lower")
+    monkeypatch.setattr(devices, "memory", lambda: 10**9)
+    with pytest.raises(InputError, match=r"^lower: the clients' rows: about 1\.6 GB of memory are needed, and 1\.0 are there"):
+        Shards.stack([many[: 3 * 2**28]] * 2, "lower")

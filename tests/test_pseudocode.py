@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -407,7 +408,7 @@ def test_algorithm_follows_its_pseudocode(case):
     algorithm = ALGORITHMS[name].configure(name, settings)
     alone = settings.get("estimator") == "phe"  # all chains of PHE visit the one client
     task, weights = (dataclasses.replace(TASK, clients=1), np.ones(1)) if alone else (TASK, WEIGHTS)
-    population = dataclasses.replace(task.build().population, weights=jnp.asarray(weights))
+    population = weighted(task.build().population, weights)
     if name == "mefbo":
         boxes = Sets(Box(-X_BOX, X_BOX), Box(-Y_BOX, Y_BOX))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))

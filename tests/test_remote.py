@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import deployed, weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -187,7 +187,7 @@ def test_absences_are_counted_and_the_rest_is_weighed_anew():
     federated.engine.exchange.transport = Flaky(federated.engine.exchange.transport, {1})
     found = [m.row() for m in federated.run() if m.metrics]
     assert [row["absences"] for row in found] == [1, 11, 11]  # the losses' included
-    three = dataclasses.replace(task, population=dataclasses.replace(task.population, weights=jnp.array([1, 0, 1, 1]) / 3))
+    three = dataclasses.replace(task, population=weighted(task.population, [1, 0, 1, 1]))
     alone = [m.row() for m in simulation(three, fb.SimFBO(), rounds=20, every=10).run() if m.metrics]
     for ours, theirs in zip(found, alone, strict=True):
         assert ours["rounds"] == theirs["rounds"]
@@ -292,7 +292,7 @@ def test_a_restart_that_is_not_finite_is_divergence(tmp_path):
     experiment, _ = on(folder.configuration.experiment(), stores)
     everyone = Flaky(experiment.engine.exchange.transport, {0, 1, 2, 3}, Failure(Kind.NOT_FINITE, "no number"))
     experiment.engine.exchange.transport = everyone
-    with pytest.raises(Diverged, match="what 4 of 4 clients computed is not finite"):
+    with pytest.raises(Diverged, match="4 of 4 clients computed values that are not finite"):
         folder.execute(StopRequest(), lambda moment: None, experiment=experiment)
     assert folder.result["status"] == "diverged"
 
@@ -321,15 +321,15 @@ KEY = np.asarray(jax.random.key_data(jax.random.key(0)))
         (lambda t: Call("step", KEY, (t.x, t.y), None), "'step' is not a client function of FedAvg: refused"),
         (
             lambda t: Call("local_y", KEY, (t.x, t.y[1:]), None),
-            r"local_y was asked for with float64\[5\], float64\[7\], and .*8\]",
+            r"local_y was called with float64\[5\], float64\[7\], but .*8\]",
         ),
         (lambda t: Call("local_y", KEY, (t.x, t.y.astype("float32")), None), r"with float64\[5\], float32\[8\]"),
         (lambda t: Call("local_y", KEY, (t.x, t.y * np.nan), None), "an argument holds a value that is not finite"),
-        (lambda t: Call("local_y", KEY, (t.x,), None), r"with float64\[5\], and"),
+        (lambda t: Call("local_y", KEY, (t.x,), None), r"with float64\[5\], but"),
         (lambda t: Store(t.x * np.inf, 1), "a value to keep holds a value that is not finite"),
         (lambda t: Store(np.zeros(10**6), 1), r"no call of this algorithm takes a value of float64\[1000000\]: refused"),
-        (lambda t: Evaluate(t.x, t.y[1:]), r"evaluate was asked for with float64\[5\], float64\[7\], and .*8\]: refused"),
-        (lambda t: Save(1, [t.x], -1), "only what is kept here is saved here: refused"),
+        (lambda t: Evaluate(t.x, t.y[1:]), r"evaluate was called with float64\[5\], float64\[7\], but .*8\]: refused"),
+        (lambda t: Save(1, [t.x], -1), "only values kept here are saved here: refused"),
         (lambda t: [Store(t.x, slot) for slot in range(MOST_KEPT + 1)], f"{MOST_KEPT} values are kept here already: refused"),
         (lambda t: Call("local_y", KEY, (t.x, {"y": t.y}), None), "refused"),
     ],
@@ -344,7 +344,7 @@ def test_a_client_refuses_requests_that_are_not_its_algorithms(expression, messa
 def test_a_client_refuses_a_message_that_is_no_request():
     task = Quadratic(clients=2).build()
     _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
-    with pytest.raises(InputError, match="a message is no request: refused"):
+    with pytest.raises(InputError, match="a message is not a request: refused"):
         runtimes[0].answer(wire.encode(Kept(1)))
 
 
@@ -427,7 +427,7 @@ def test_what_a_client_keeps_does_not_leave_it():
     state, *_ = federation.step(algorithm, state, jax.random.key(1))
     held = state.y.at(0).expression([])
     for expression in (held, [held], Store(np.ones(2), 99)):
-        with pytest.raises(InputError, match="what is kept here does not leave this client"):
+        with pytest.raises(InputError, match="values kept here do not leave this client"):
             runtimes[0].answer(wire.encode(Request(expression, True, [])))
 
 

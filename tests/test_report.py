@@ -7,8 +7,13 @@ import io
 import json
 import re
 import shutil
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -145,7 +150,7 @@ def test_a_learned_loss_is_told_by_class(opened, tmp_path):
     shown = contents([folder])
     omega, delta, tau = np.load(folder.path / "x.npy").reshape(3, 10)
     (section,) = shown["runs"][0]["learned"]
-    assert "class 0 is the most frequent one" in section["text"]
+    assert "class 0 is the most frequent" in section["text"]
     for bars, title, part in zip(section["parts"], ("weight ω", "scale δ", "shift τ"), (omega, delta, tau), strict=True):
         assert (bars["kind"], bars["title"], bars["names"]) == ("bars", title, tuple("0123456789"))
         np.testing.assert_allclose(bars["numbers"], part)
@@ -255,7 +260,7 @@ def test_old_runs_open_without_what_they_did_not_store(folders, tmp_path):
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
     shown = contents([RunFolder(tmp_path / "old")])
     assert "learned" not in shown["runs"][0] and "gradients" not in shown["runs"][0]["columns"]
-    assert "shown without what its task would tell" in shown["notes"][0] and "mnist is not there" in shown["notes"][0]
+    assert "shown without the details of its task" in shown["notes"][0] and "mnist was not found" in shown["notes"][0]
     assert shown["runs"][0]["columns"]["rounds"] == [0, 10, 20, 30]
 
 
@@ -268,7 +273,7 @@ def test_a_run_that_has_not_begun_is_named(folders, tmp_path):
 @pytest.fixture
 def swept(tmp_path):
     grid = {"gamma_x": ["0.02", "0.05"], "gamma_y": ["0.1", "0.5", "1e9"]}
-    sweep = Sweep.checked("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, RunOptions(rounds=20, every=20))
+    sweep = Sweep("quadratic", {"clients": 3}, "simfbo", {}, grid, 2, RunOptions(rounds=20, every=20))
     folder = SweepFolder.create(tmp_path / "sweep", sweep)
     folder.execute()
     return folder
@@ -324,6 +329,31 @@ def test_a_watched_page_is_for_this_machine_alone(served):
     for host in ("example.org", f"example.org:{port}", "localhost.example.org", "", "127.0.0.1.example.org"):
         assert asked(server, "/data.json", host)[0] == 403 and asked(server, "/", host)[0] == 403
     assert asked(server, "/etc/passwd", "localhost")[0] == 404
+
+
+def test_a_watched_page_outlives_its_runs_and_its_readers(served):
+    server, metrics, _ = served
+    for host in ("[", "]", "[::1"):
+        assert asked(server, "/", host)[0] == 403
+    metrics.parent.rename(metrics.parent.with_name("away"))
+    for path in ("/", "/data.json"):
+        status, body = asked(server, path, "localhost")
+        assert status == 503 and b"holds no run" in body and b"\n" not in body
+    metrics.parent.with_name("away").rename(metrics.parent)
+    assert asked(server, "/", "localhost")[0] == 200
+
+
+def test_a_reader_who_closes_the_page_does_not_end_the_watch(folders):
+    command = [sys.executable, "-m", "fedbilevel", "watch", folders[2].path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as reader:
+                reader.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data.json") as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.communicate()[1] == "" and process.returncode == 0
 
 
 def test_a_watched_page_updates_itself(served, opened):

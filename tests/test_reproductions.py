@@ -1,7 +1,6 @@
 """The papers' tables and figures: plans that can be run, runs that go on, and tables that say what the runs said."""
 
 import dataclasses
-import json
 import math
 import re
 import shutil
@@ -55,6 +54,11 @@ algorithm = "fedavg"
 grid = { gamma = [0.01, 0.03, 0.1, 0.3] }
 """
 
+TUNED = "".join(
+    f'[[chosen]]\npanel = "few clients"\nmethod = "{method}"\ncells = 4\ndiverged = 0\nvalues = {{ {value} }}\n'
+    for method, value in {"SimFBO": "gamma_y = 0.3", "FedAvg": "gamma = 0.1"}.items()
+)
+
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
@@ -106,16 +110,17 @@ def test_reduced_sizes_need_no_data_that_is_not_bundled(name):
 def test_chosen_values_are_cells_of_the_grid(name):
     reproduction = read(name)
     lines = {(p.name, m.name): (p, m) for p, m in reproduction.tuned_lines()}
-    for entry in plan.Chosen(plan.tuned_file(name)).entries:
+    for entry in plan.Tuned.read(plan.tuned_file(name)).chosen:
         panel, method = lines[entry["panel"], entry["method"]]
         assert entry["values"] in reproduction.tuning(panel, method).cells()
-        assert not set(entry["seeds"]) & set(reproduction.reported(panel, method, {}).seed_numbers())
+        assert set(reproduction.tuning(panel, method).seed_numbers()).isdisjoint(
+            reproduction.reported(panel, method, {}).seed_numbers()
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
 def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
-    described = Study(read(name), plan.FOLDER).description()
-    assert described == json.loads((plan.FOLDER / f"results/{name}.json").read_bytes())
+    assert Study(read(name), plan.FOLDER).made(plan.FOLDER / f"results/{name}.json")
     stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
     assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
 
@@ -125,22 +130,23 @@ def test_the_page_of_results_is_what_the_stored_numbers_say():
 
 
 def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
-    chosen = plan.Chosen(plan.tuned_file("small", plans))
-    entry = chosen.entry("few clients", "SimFBO")
+    entry = finished.choice(*finished.reproduction.lines()[0])
+    chosen = plan.Tuned.read(plan.tuned_file("small", plans))
+    assert chosen.values("few clients", "SimFBO") == entry["values"]
     assert entry["values"]["gamma_y"] == 0.3 and entry["diverged"] == 2 and entry["cells"] == 4 and entry["seeds"] == [100]
     cells = sweep_module.SweepFolder(finished.path / "tuning/few_clients/SimFBO").cells()
     assert entry["x_error"] == pytest.approx(min(c.mean("x_error") for c in cells if not c.diverged), rel=1e-3)
     assert isinstance(entry["with_paper_values"], float)
-    assert not chosen.entry("all clients", "SimFBO")
+    assert not chosen.values("all clients", "SimFBO")
 
 
 def test_lines_run_with_the_chosen_values_of_the_panel_that_they_name(finished, plans):
     reproduction = finished.reproduction
-    chosen = plan.Chosen(plan.tuned_file("small", plans)).entry("few clients", "SimFBO")["values"]
+    chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
     folder = sweep_module.SweepFolder(finished.path / "lines/all_clients/SimFBO")
     configuration = folder.sweep.configuration({}, 1)
     assert configuration.hyperparameters["eta_x"] == configuration.hyperparameters["gamma_x"] == chosen["eta_x+gamma_x"]
-    assert configuration.hyperparameters["local_steps"] == 2 and configuration.clients_per_round is None
+    assert configuration.hyperparameters["local_steps"] == 2 and configuration.options.clients_per_round is None
     assert list(folder.sweep.seed_numbers()) == [1, 2]
     assert len(reproduction.lines()) == 4
 
@@ -192,7 +198,7 @@ def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatc
 def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
     shutil.copy(plans / "small.toml", tmp_path)
     study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)
-    with pytest.raises(InputError, match=r"no values are chosen yet for few clients, SimFBO: do that with .*--tune"):
+    with pytest.raises(InputError, match=r"has no values for few clients, SimFBO: choose them with .*--tune"):
         study.run()
     assert not (tmp_path / "out").exists()
 
@@ -205,14 +211,14 @@ def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, pl
     assert before["few clients", "FedAvg"] == after["few clients", "FedAvg"]
     assert before["few clients", "SimFBO"] != after["few clients", "SimFBO"]
     used = sweep_module.SweepFolder(tmp_path / "out/lines/few_clients/SimFBO").sweep.configuration({}, 1).hyperparameters
-    chosen = plan.Chosen(plan.tuned_file("small", plans)).entry("few clients", "SimFBO")["values"]
+    chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
     assert used["gamma_y"] == 0.1 and used["gamma_x"] == chosen["eta_x+gamma_x"]
 
 
 def test_numbers_of_a_plan_that_has_changed_are_not_shown_with_it(finished, plans, tmp_path):
     shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
     (tmp_path / "small.toml").write_text(SMALL.replace("rounds = 40", "rounds = 50"))
-    assert "Its plan has changed since it was run: publish it anew." in reproduction_page.results_page(tmp_path)
+    assert "Its plan has changed since it was run: publish it again." in reproduction_page.results_page(tmp_path)
     (tmp_path / "results/small.csv").unlink()
     assert "Not run at full size yet." in reproduction_page.results_page(tmp_path)
 
@@ -247,6 +253,7 @@ def table_plan(**changes):
         methods=[m for m in made.methods if m.name in ("SimFBO", "MeFBO")],
         columns=[Column(at=20), Column(reach=0.9)],
         published={"i.i.d.": {"SimFBO": [91.0, 20], "MeFBO": [92.0, 10]}},
+        quick=None,
         **changes,
     )
 
@@ -272,7 +279,7 @@ def test_a_method_of_which_fewer_runs_came_so_far_is_behind():
     all_of_them = [run_of(0.1, 0.95, 0.95), run_of(0.1, 0.95, 0.95, seed=2)]
     found = {("i.i.d.", "SimFBO"): some, ("i.i.d.", "MeFBO"): all_of_them}
     assert doubts(made, made.panels[0], found) == ([], [Pair("MeFBO", "SimFBO", column) for column in made.columns])
-    told = "the paper's order; SimFBO is behind MeFBO only by its runs that diverged (after 20 rounds); "
+    told = "the paper's order; SimFBO is behind MeFBO only because of its diverged runs (after 20 rounds); "
     assert told in reproduction_page.comparison(made, found)
     assert doubts(made, made.panels[0], {("i.i.d.", "SimFBO"): all_of_them, ("i.i.d.", "MeFBO"): some}).wrong
 
@@ -288,11 +295,11 @@ def test_the_order_is_by_the_tasks_own_idea_of_better():
     made = dataclasses.replace(table_plan(), published={}, columns=(), claimed=[["MeFBO"], ["SimFBO"]], rounds=20)
     found = {("i.i.d.", "SimFBO"): [run_of(0.1, 0.5, 0.97)], ("i.i.d.", "MeFBO"): [run_of(0.1, 0.95, 0.96)]}
     errors = dataclasses.replace(made, task="quadratic", metric="x_error", scale="plain")
-    assert results.doubts(errors, errors.panels[0], found) == ([], [])
+    assert doubts(errors, errors.panels[0], found) == ([], [])
     published = dataclasses.replace(
         errors, published={"i.i.d.": {"SimFBO": [0.5], "MeFBO": [0.4]}}, columns=[Column(at=10)], claimed=()
     )
-    assert results.doubts(published, published.panels[0], found).wrong == ["SimFBO is not behind MeFBO (after 10 rounds)"]
+    assert doubts(published, published.panels[0], found).wrong == [Pair("MeFBO", "SimFBO", Column(at=10))]
 
 
 def test_equal_budgets_are_what_the_thriftiest_method_spent():
@@ -332,9 +339,9 @@ def test_unequal_grids_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("seeds = 2", "sseeds = 2"), "a reproduction has no 'sseeds'; did you mean seeds"),
+        (("seeds = 2", "sseeds = 2"), "unknown entry 'sseeds'; did you mean seeds"),
         (('algorithm = "fedavg"', 'algorithm = "fedavgg"'), "there is no algorithm 'fedavgg'; did you mean fedavg"),
-        (('title = "Two methods on quadratics"', ""), "missing .* 'title'"),
+        (('title = "Two methods on quadratics"', ""), "missing required field `title`"),
         (("rounds = 40", "rounds = "), "is not a TOML file"),
         (('scale = "plain"', 'scale = "bar"'), "scale must be one of percent, error, plain"),
         (('[["SimFBO"]', '[["SimFBOO"]'), "there is no method 'SimFBOO'; did you mean SimFBO"),
@@ -343,13 +350,45 @@ def test_unequal_grids_are_refused(tmp_path):
             "there is no method in all clients 'FedAvgg'; did you mean FedAvg",
         ),
         (("knobs =", "published = { all = {} }\nknobs ="), "there is no panel 'all'"),
-        (('tuned_as = "few clients"', 'tuned_as = "few"'), "there is no panel 'few'; there are: few clients"),
+        (('tuned_as = "few clients"', 'tuned_as = "few"'), "there is no panel 'few'; choose from: few clients"),
+        (
+            ('name = "FedAvg"', 'name = "SimFBO+"'),
+            r"the methods 'SimFBO' and 'SimFBO\+' would be one folder, SimFBO: rename one",
+        ),
+        (('name = "FedAvg"', 'name = "simfbo"'), "the methods 'SimFBO' and 'simfbo' would be one folder"),
+        (('name = "FedAvg"', 'name = "SimFBO"'), "the methods 'SimFBO' and 'SimFBO' would be one folder"),
+        (('name = "all clients"', 'name = "few_clients"'), "the panels 'few clients' and 'few_clients' would be one folder"),
+        (('name = "all clients"', 'name = ".."'), r"a panel cannot be called '\.\.': use letters and digits"),
+        (('name = "all clients"', 'name = "+"'), r"a panel cannot be called '\+': use letters and digits"),
+        (("seeds = 2", 'seeds = "2"'), "small.toml: seeds: Expected `int`, got `str`"),
+        (('name = "all clients"', "name = 1"), r"small.toml: panels\[1\].name: Expected `str`, got `int`"),
+        (("rounds = 40", "rounds = 0"), "few clients, SimFBO: run: rounds must be a whole number of at least 1"),
+        (("gamma = [0.01, 0.03, 0.1, 0.3]", "gamma = [0.01, 0.03, 0.1, -1]"), "gamma must be a number above 0; given: -1"),
+        (("clients = 4", "client = 4"), "quadratic has no setting 'client'; did you mean clients"),
+        (("knobs =", "columns = [{ at = 50 }]\nknobs ="), "`at` must be from 0 to the plan's rounds, 40; given: 50"),
+        (("knobs =", "columns = [{}]\nknobs ="), r"columns\[0\]: give either rounds as `at`, or a finite number as `reach`"),
+        (
+            ("knobs =", 'columns = [{ at = 20 }, { at = 40 }]\npublished = { "all clients" = { SimFBO = [1.0] } }\nknobs ='),
+            "all clients, SimFBO must have a finite number for each of the 2 columns; given: 1.0",
+        ),
+        (("knobs =", 'quick = { task = "quadratic" }\nknobs ='), "quick: Object missing required field `rounds`"),
+        (("knobs =", 'quick = { task = "quadratik", rounds = 5 }\nknobs ='), "there is no task 'quadratik'"),
     ],
 )
 def test_errors_in_a_plan_are_named(tmp_path, change, message):
     (tmp_path / "small.toml").write_text(SMALL.replace(*change))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         read("small", tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'small.toml'}") and "\n" not in str(caught.value)
+
+
+def test_a_metric_that_the_task_does_not_have_is_found_before_the_runs(tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL.replace('metric = "x_error"', 'metric = "x_eror"'))
+    for arguments in ([], ["--tune"]):
+        (tmp_path / "small.tuned.toml").write_text(TUNED)
+        with pytest.raises(InputError, match=r"small\.toml: quadratic has no metric 'x_eror'; did you mean x_error"):
+            command("small", "--plans", tmp_path, "--out", tmp_path / "out", *arguments)
+        assert not (tmp_path / "out").exists()
 
 
 def test_wrong_commands_are_refused(plans, tmp_path):
@@ -379,7 +418,7 @@ def test_of_a_grid_that_diverges_as_a_whole_the_cell_that_lasts_longest_is_taken
     )
     study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)
     study.tune()
-    entry = plan.Chosen(plan.tuned_file("small", tmp_path)).entry("few clients", "SimFBO")
+    entry = study.choice(*study.reproduction.lines()[0])
     assert entry["x_error"] == "diverged" and entry["diverged"] == 4 and entry["values"]["gamma_y"] == 3.0
 
 

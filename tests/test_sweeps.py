@@ -94,7 +94,7 @@ def small(**changes):
         seeds=2,
         options=RunOptions(rounds=40, every=20),
     )
-    return Sweep.checked(**{**given, **changes})
+    return Sweep(**{**given, **changes})
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_what_cells_are_ranked_by_is_checked_before_they_run_and_kept_for_resume
     with pytest.raises(SystemExit):
         main.main()
     assert "no metric 'uper_loss' to rank by; did you mean upper_loss" in capsys.readouterr().err
-    assert SweepFolder(tmp_path / "s").results() == {}
+    assert not (tmp_path / "s").exists()
     monkeypatch.setattr("sys.argv", [*arguments, "--by", "upper_loss"])
     main.main()
     monkeypatch.setattr("sys.argv", ["fedbilevel", "resume", "s"])
@@ -192,7 +192,7 @@ def test_what_cells_are_ranked_by_is_checked_before_they_run_and_kept_for_resume
     [
         (dict(grid={"gama_x": [1]}), "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
         (dict(grid={"gamma_x": ["1", "x"]}), "gamma_x must be a number above 0; given: x"),
-        (dict(grid={"gamma_x": [1, 1.0]}), "has a value twice"),
+        (dict(grid={"gamma_x": [1, 1.0]}), "gamma_x must name each of its values once; given: 1.0, 1.0"),
         (dict(seeds=0), "seeds must be a whole number of at least 1"),
         (dict(algorithm="simfb"), "there is no algorithm 'simfb'"),
     ],
@@ -204,12 +204,16 @@ def test_a_wrong_sweep_is_refused(changes, message):
 
 def test_a_settings_file_is_checked(tmp_path):
     file = tmp_path / "s.toml"
-    for content, message in (("task =", "not a TOML file"), ("what = 1", "has what: it may have task"), (None, "no file")):
+    for content, message in (
+        ("task =", "not a TOML file"),
+        ("what = 1", "unknown entry 'what'"),
+        (None, "there is no file"),
+    ):
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_text(content)
         with pytest.raises(InputError, match=message):
-            Settings(file)
+            Settings.read(file)
     file.write_text('task = "valley"\n')
     with pytest.raises(InputError, match="is for valley, not for quadratic"):
-        Settings(file).knobs("quadratic")
+        Settings.read(file, "quadratic")

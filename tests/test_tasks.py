@@ -1,6 +1,7 @@
 """The tasks: laid out as the papers say, their losses and metrics against scikit-learn, and progress by every algorithm."""
 
 import gzip
+import re
 from dataclasses import replace
 
 import jax
@@ -12,11 +13,13 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core import ground_truth
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.problem import LOSSES, Ragged
 from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.settings import settings
 from fedbilevel.tasks import TASKS, few_shot
 from fedbilevel.tasks.data import datasets
 from fedbilevel.tasks.data_cleaning import DataCleaning, roc_auc
@@ -50,6 +53,24 @@ def built(name, data="", **knobs):
 def sizes(task):
     """How many training and validation samples clients have."""
     return set(np.asarray(task.population.lower.size)), set(np.asarray(task.population.upper.size))
+
+
+GENERATED = {"quadratic": dict(noise=0.3), "valley": dict(noise=0.3)}
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_losses_are_means_over_rows(name):
+    task = built(name, **GENERATED.get(name, {}))
+    check_means(replace(task.population, batch_size=1), task.x, task.y)
+
+
+@pytest.mark.parametrize("name", [*SMALL, *GENERATED])
+def test_no_knob_is_large_enough_to_hang_or_to_exhaust_memory(name):
+    for knob, setting in settings(TASKS[name].load()).items():
+        if setting.kind is int and knob not in ("data_seed", "most"):  # a seed, and what may be more than there are
+            with pytest.raises(InputError) as caught:
+                built(name, **GENERATED.get(name, {}), **{knob: 2_000_000_000})
+            assert "2000000000" in str(caught.value) or re.search(r"about [\d,]{5,}\.\d GB of memory", str(caught.value)), knob
 
 
 # --- data cleaning ---
@@ -392,9 +413,9 @@ def test_a_new_tasks_classifier_is_scikit_learns():
 
 
 def test_few_shot_says_what_does_not_fit():
-    with pytest.raises(InputError, match="glyphs has 6 alphabets to hold here; 6 to train on and 0 spared leave none"):
+    with pytest.raises(InputError, match="glyphs has 6 alphabets available; 6 to train on and 0 spared leave none"):
         FewShot(train_groups=6).build()
-    with pytest.raises(InputError, match="10 shots and 15 validation images of a class, and one has 20"):
+    with pytest.raises(InputError, match="10 shots and 15 validation images per class, but one has 20"):
         FewShot(shots=10, validation_shots=15).build()
     with pytest.raises(InputError, match="30 ways, but a client has only 16 classes"):
         FewShot(ways=30, rotations=False).build()
@@ -427,7 +448,7 @@ def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validatio
     assert [len(classes) for classes in held] == [16] * 4 and set(np.concatenate(held)) == set(range(64))
     np.testing.assert_array_equal(unseen, np.arange(64, 80))
     monkeypatch.setattr(datasets, "load", lambda name, folder: source)
-    with pytest.raises(InputError, match="mini-imagenet has 64 classes to hold here; 70 to train on"):
+    with pytest.raises(InputError, match="mini-imagenet has 64 classes available; 70 to train on"):
         TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", dict(train_groups=70)).build()
 
 

@@ -12,13 +12,15 @@ import jax
 from jax import Array
 
 from fedbilevel.core.clients import Clients
+from fedbilevel.core.participation import Participation
+from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line, require
 from fedbilevel.settings import check_all, settings
 
 U_NORM = {"u_norm": "|u|"}
 HYPERGRADIENT_NORM = {"hypergradient_norm": "length of the estimate of ∇h(x) that x moved along"}
-DRIFT = {"drift": "root mean square distance of the clients' iterates from their average, before it"}
+DRIFT = {"drift": "root mean square distance of the clients' iterates from their average, just before averaging"}
 
 
 class Algorithm(abc.ABC):
@@ -56,8 +58,25 @@ class Algorithm(abc.ABC):
         return {**self.reports, **dict.fromkeys(self.scheduled_at(0), "in force at the step")}
 
     def scheduled_at(self, step: int) -> dict[str, float]:
-        """Those of them that change from step to step."""
+        """The scheduled values at a step; empty without a schedule."""
         return self.scheduled(step) if isinstance(self, Scheduled) else {}
+
+    def bias(self, population: Population, participation: Participation) -> str:
+        """Why its steps do not solve the weighted problem even on average, as a sentence; empty where they do."""
+        if self.pooled and population.equal_weights and not (population.upper.equal and population.lower.equal):
+            return (
+                f"{type(self).__name__} pools all rows, and with equal weights each row counts the same: clients with more "
+                "rows weigh more."
+            )
+        return self.sampling_bias(participation, population.size) if isinstance(self, BiasedBySampling) else ""
+
+
+class BiasedBySampling(Algorithm):
+    """An algorithm whose steps are not right on average for some cohorts, whatever the weights."""
+
+    @abc.abstractmethod
+    def sampling_bias(self, participation: Participation, clients: int) -> str:
+        """Why for these cohorts of that many clients, as a sentence; empty where they are right."""
 
 
 class Scheduled(Algorithm):
@@ -71,7 +90,8 @@ class Scheduled(Algorithm):
 def require_algorithm(value: object) -> None:
     """Raise `InputError` unless it is an instance of an algorithm."""
     if not isinstance(value, Algorithm):
-        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {value!r}")
+        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {in_one_line(repr(value))}")
+    require(dataclasses.is_dataclass(value), "algorithm", "of a class that is decorated with @algorithm", value)
 
 
 Class = TypeVar("Class", bound=type)
@@ -83,7 +103,11 @@ def algorithm(cls: Class) -> Class:
 
     So one compiled program serves all step sizes, and a grid of them can be vmapped.
     """
+    require(isinstance(cls, type) and issubclass(cls, Algorithm), "@algorithm", "on a class derived from Algorithm", cls)
     dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    for field in dataclasses.fields(cls):
+        named = f"{cls.__name__}: {field.name}"
+        require("setting" in field.metadata, named, "a setting, such as step_size(0.1, ...)", field.default)
     kinds = {name: setting.kind for name, setting in settings(cls).items()}
     leaves = [name for name, kind in kinds.items() if kind is float]
     rest = [name for name, kind in kinds.items() if kind is not float]

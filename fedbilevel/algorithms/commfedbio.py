@@ -6,7 +6,8 @@ step T lower rounds on y, then K rounds on u of
     u ← u - τ mean_S C_m,    C_m the largest entries of e_m + ∇²_yy g_m u - ∇_y f_m,    e_m ← what C_m left out,
 
 then one averaged step x ← x - α mean_S (∇_x f_m - ∇²_xy g_m u). A client sends values and places of its entries;
-e_m stays with it from step to step. Where weights differ, a client weighs its gradient before it compresses it.
+e_m stays with it from step to step. For the weighted problem a client multiplies its gradient by M w_m before it compresses
+it, since entries of clients that compress differently cannot be weighed later; the other averages are those of `double_loop`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class CommFedBiO(DoubleLoop):
 
     @at_client
     def shared(self, client: Client, result: tuple[Sparse, Array]) -> Sparse:
-        """C_m, the part of them that is sent."""
+        """C_m, the part that is sent."""
         return result[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:

@@ -5,11 +5,16 @@ Lower solvers, one round each except where noted, S fresh in every round:
     sgd        y ← y - β mean_S ∇_y g_m(x, y)
     fedavg     τ local steps y_m ← y_m - β ∇_y g_m(x, y_m), then their average
     fedsvrg    q = mean_S ∇_y g_m(x, y), then τ local steps y_m ← y_m - β (∇_y g_m(x, y_m) - ∇_y g_m(x, y) + q),
-               then their average: two rounds (FedNest's FedInn, FBO-AggITD's Algorithm 2)
+               then their average: two rounds with one S (FedNest's FedInn, FBO-AggITD's Algorithm 2)
 
 Upper round (FedNest's FedOut, FBO-AggITD's Algorithm 4), given the hypergradient estimate h:
 
     τ local steps x_m ← x_m - α (h - ∇_x f_m(x, y) + ∇_x f_m(x_m, y)), then their average
+
+Averages estimate Σ_m w_m of all clients from those in S (`Cohort.mean`), so that weights mean what they say for any S:
+gradients count (M/|S|) w_i times; iterates likewise by their distance from where they started, with corrected steps from
+y - τ β q (x - τ α h), where q (h) alone leads, as it is averaged already. For τ = 1 a corrected round is then right on
+average; for τ > 1 it is so up to order β², for equal weights too, as q and the corrections to it come from one S.
 """
 
 from __future__ import annotations
@@ -82,9 +87,17 @@ class DoubleLoop(Algorithm):
             case "sgd":
                 return y - self.beta * S.mean(self.lower_gradient, x, y)
             case "fedavg":
-                return S.mean(self.local_y, x, y)
+                return S.mean(self.local_y, x, y, around=y)
             case _:
-                return S.mean(self.corrected_y, x, y, S.mean(self.lower_gradient, x, y))
+                return self.corrected_lower_round(x, y, S.mean(self.lower_gradient, x, y), S)
+
+    def corrected_lower_round(self, x: Array, y: Array, q: Array, S: Cohort) -> Array:
+        """The second round of fedsvrg."""
+        return S.mean(self.corrected_y, x, y, q, around=y - self.local_steps * self.beta * q)
+
+    def upper_round(self, x: Array, y: Array, h: Array, S: Cohort) -> Array:
+        """x after corrected local steps."""
+        return S.mean(self.corrected_x, x, y, h, around=x - self.local_steps * self.alpha * h)
 
     def solve_lower(self, x: Array, y: Array, clients: Clients) -> Array:
         """T applications of the lower solver."""

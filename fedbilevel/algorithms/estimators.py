@@ -1,29 +1,15 @@
-"""What two or more algorithms share."""
+"""Estimators shared by several algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.clients import Client, iterate
-from fedbilevel.core.problem import Pair, Tree
-
-
-def storm(at_new: Tree, momentum: Tree, at_old: Tree, keep: Tree) -> Tree:
-    """D(new; B) + keep · (momentum - D(old; B)), both D on the same minibatch B, and `keep` a number for each part of them.
-
-    Cutkosky and Orabona, Momentum-based variance reduction in non-convex SGD, 2019.
-    """
-    return jax.tree.map(lambda new, m, old, k: new + k * (m - old), at_new, momentum, at_old, keep)
-
-
-def storm_alpha(delta: float, offset: float, t: Array | int) -> Array:
-    """α_t = δ / (u₀ + t)^⅓, by which steps along `storm` momenta decrease."""
-    return jnp.asarray(delta / (offset + t) ** (1 / 3))
+from fedbilevel.core.problem import Pair
 
 
 def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | float, terms: int) -> Array:

@@ -11,6 +11,11 @@ Then h = mean_S (∇_x f_m(x, y^N) - λ (N + 1) ∇²_xy g_m(x, y^N) z), and x m
 With lower solver fedsvrg that is 2N + 3 rounds: q and z travel together. With fedavg, plain local steps that need
 no q, y^{t+1} and z travel together, and with sgd the server moves y along q itself: N + 3 rounds. (Line 6 of
 Algorithm 1 lacks λ, which the closed form below it has; line 15's z^{N-1} is the last aggregated z.)
+
+The paper's S is all clients. With a sampled S the step is biased, for equal weights too: y^{t+1}, z and h are products of
+averages over one S, and the mean of a product is not the product of the means. On a heterogeneous quadratic h is on average
+22, 10 and 5 % off with 1, 2 and 3 of 7 clients. Each average by itself is right for any weights: q and h as gradients are,
+z ← z - λ Σ_{i∈S} (M/|S|) w_i ∇²_yy g_i z, y and x as in `double_loop`; so with everyone the weighted problem is solved.
 """
 
 from __future__ import annotations
@@ -22,15 +27,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, BiasedBySampling, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, Cohort, at_client
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, step_size
 
 
 @algorithm
-class FBOAggITD(DoubleLoop):
+class FBOAggITD(DoubleLoop, BiasedBySampling):
     """Aggregated iterative differentiation: the hypergradient estimate rides along with the rounds on y."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
@@ -66,13 +72,13 @@ class FBOAggITD(DoubleLoop):
         def from_Q_on(k: Any, yz: tuple[Array, Array]) -> tuple[Array, Array]:
             y, z = yz
             if self.lower_solver == "fedavg":
-                return S.mean(self.local_y_and_z, x, y, z, k == 0)
-            q, z = S.mean(self.lower_gradient_and_z, x, y, z, k == 0)
-            return y - self.beta * q if self.lower_solver == "sgd" else S.mean(self.corrected_y, x, y, q), z
+                return S.mean(self.local_y_and_z, x, y, z, k == 0, around=(y, z))
+            q, z = S.mean(self.lower_gradient_and_z, x, y, z, k == 0, around=(jnp.zeros_like(y), z))
+            return y - self.beta * q if self.lower_solver == "sgd" else self.corrected_lower_round(x, y, q, S), z
 
         y = clients.loop(Q, before, y)
         y, z = clients.loop(N - Q, from_Q_on, (y, jnp.zeros_like(y)))
-        z = S.mean(self.local_z, x, y, z, N == Q)
+        z = S.mean(self.local_z, x, y, z, N == Q, around=z)
         return S.mean(self.hypergradient_part, x, y, self.neumann_step * (N + 1) * z), y
 
     def init(self, x: Array, y: Array, clients: Clients) -> Pair:
@@ -82,7 +88,12 @@ class FBOAggITD(DoubleLoop):
         S = clients.draw()
         h, y = self.aggregate(*state, clients, S, key)
         clients.report(hypergradient_norm=jnp.linalg.norm(h))
-        return Pair(S.mean(self.corrected_x, state.x, y, h), y)
+        return Pair(self.upper_round(state.x, y, h, S), y)
 
     def rounds(self, key: Array, size: int) -> int:
         return self.lower_cost() + 3
+
+    def sampling_bias(self, participation: Participation, clients: int) -> str:
+        if participation.is_everyone(clients):
+            return ""
+        return "FBO-AggITD draws one cohort for a whole step: unless everyone takes part, its hypergradient is biased."

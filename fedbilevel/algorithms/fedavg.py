@@ -3,7 +3,10 @@
 B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
 
-    I local steps y_m ← y_m - γ ∇_y g_m(x, y_m),    then y ← average of y_m.
+    I local steps y_m ← y_m - γ ∇_y g_m(x, y_m),    then y ← y + Σ_{i∈S} (M/|S|) w_i (y_i - y),
+
+the average of the y_i where weights are equal. Where they are not, this is still right on average over S, which an average
+with weights normalised over S is not.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ Lower Level Problems, NeurIPS 2023, Algorithm 2 and Eq. (6).
 With D of `Problem.direction`, on mutually independent minibatches, all at the values of iteration t,
 
     x ← x - η D_x,    y ← y - γ D_y,    u ← P_r(u - τ D_u).
+
+With z = (x, y, u), the average after I steps is z + Σ_{i∈S} (M/|S|) w_i (z_i - z): that of the z_i where weights are equal, and
+where they are not right on average over S, which an average with weights normalised over S is not.
 """
 
 from __future__ import annotations

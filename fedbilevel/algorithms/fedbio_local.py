@@ -5,7 +5,8 @@ Lower Level Problems, NeurIPS 2023, Algorithm 3 and Eq. (11). I local iterations
 
     y_m ← y_m - γ ∇_y g_m(x_m, y_m),    x_m ← x_m - η Φ_m(x_m, y_m),    both at the old values,
 
-then x is averaged; y_m stays. Φ_m is the hypergradient by a Neumann series of Q + 1 terms,
+then x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is the average of the x_i where weights are equal, and right on average over S
+where they are not; y_m stays. Φ_m is the hypergradient by a Neumann series of Q + 1 terms,
 
     Φ_m = ∇_x f_m - τ ∇²_xy g_m Σ_{q=-1}^{Q-1} Π_{j=Q-q}^{Q} (I - τ ∇²_yy g_m(·; ξ_j)) ∇_y f_m,
 

@@ -10,8 +10,12 @@ The point is z = (x, y, u), the momentum d = (ν, ω, q), and with α_t = δ / (
 
 z the client's own point before the averaging, and D of `Problem.direction` on five independent minibatches B, the same
 at both points. (The sentence below the paper's Eq. (6) exchanges the names of ω and ν; Eq. (7) is right.) The first
-momenta are averaged, which the paper's line 2 does not say. The paper counts the two averagings as one round; they are
-two round trips.
+momentum is an average too, which the paper's line 2 does not say, and comes from a sampled cohort like any other. The paper
+counts the two averagings as one round; they are two round trips.
+
+Averaged are increments, z + Σ_{i∈S} (M/|S|) w_i (z_i - z) and likewise d, from what the server had before the step: with equal
+weights these are the averages of the z_i and d_i, and with others they are right on average over S. (The d_i are taken at a
+point that the same S has averaged: with unequal weights their mean is right up to a term of the size of α_t d.)
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, Scheduled, algorithm
-from fedbilevel.algorithms.estimators import storm, storm_alpha
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, algorithm
+from fedbilevel.algorithms.storm import WithMomenta, storm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
 from fedbilevel.settings import count, flag, step_size
@@ -42,7 +46,7 @@ class State(NamedTuple):
 
 
 @algorithm
-class FedBiOAcc(Scheduled):
+class FedBiOAcc(WithMomenta):
     """Local steps on x, y and u with STORM momenta, averaged every I steps."""
 
     rounds_to_start: ClassVar[int] = 1
@@ -66,12 +70,12 @@ class FedBiOAcc(Scheduled):
 
     def moved(self, z: Point, d: Point, t: Array) -> Point:
         """z⁺ of iteration t, Eq. (8)"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         return z.moved(d, self.eta * alpha, self.gamma * alpha, self.tau * alpha, self.radius)
 
     def refreshed(self, client: Client, d: Point, old: Point, new: Point, t: Array, k: Any) -> Point:
         """d⁺ of iteration t, Eq. (7)"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         keep = Point(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2, 1 - self.c_u * alpha**2)
         return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
@@ -114,12 +118,9 @@ class FedBiOAcc(Scheduled):
         S = clients.draw()
         zd = S.map(self.local_iterates, z, d, t)
         z, drift = S.mean_and_drift(self.last_point, zd, last, around=z)
-        d = S.mean(self.last_momentum, zd, z, last)
+        d = S.mean(self.last_momentum, zd, z, last, around=d)
         clients.report(u_norm=jnp.linalg.norm(z.u), hypergradient_norm=jnp.linalg.norm(d.x), drift=drift)
         return State(z.x, z.y, z.u, d.x, d.y, d.u, last + 1)
 
     def rounds(self, key: Array, size: int) -> int:
         return 2
-
-    def scheduled(self, step: int) -> dict[str, float]:
-        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

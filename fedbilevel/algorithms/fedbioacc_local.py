@@ -10,6 +10,8 @@ Lower Level Problems, NeurIPS 2023, Algorithm 4. With the momenta ν of x and ω
 
 DistBiOAcc is this with I = 1. The first ν is averaged, which the paper's line 2 does not say. (Its line 4 also moves
 a u that nothing else in it uses.)
+
+Averaged are increments, x + Σ_{i∈S} (M/|S|) w_i (x_i - x) and likewise ν, as in `FedBiOAcc`; the first ν is that of everyone.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, Scheduled, algorithm
-from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, algorithm
+from fedbilevel.algorithms.estimators import local_direction
+from fedbilevel.algorithms.storm import WithMomenta, storm
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
 from fedbilevel.settings import count, step_size
@@ -44,7 +47,7 @@ Iterates = tuple[Pair, Pair]  # the point (x, y) and its momentum (ν, ω)
 
 
 @algorithm
-class FedBiOAccLocal(Scheduled):
+class FedBiOAccLocal(WithMomenta):
     """FedBiOAcc for local lower levels: STORM momenta, Neumann hypergradients, x and its momentum averaged."""
 
     lower_level: ClassVar[LowerLevel] = "local"
@@ -67,12 +70,12 @@ class FedBiOAccLocal(Scheduled):
 
     def moved(self, z: Pair, d: Pair, t: Array) -> Pair:
         """x⁺ and y⁺ of iteration t"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         return Pair(z.x - self.eta * alpha * d.x, z.y - self.gamma * alpha * d.y)
 
     def refreshed(self, client: Client, d: Pair, old: Pair, new: Pair, t: Array, k: Any) -> Pair:
         """ν⁺ and ω⁺ of iteration t"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         keep = Pair(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2)
         return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
@@ -124,12 +127,9 @@ class FedBiOAccLocal(Scheduled):
         zd = S.map(self.local_iterates, x, nu, S.take(own), t)
         x, drift = S.mean_and_drift(self.last_x, zd, last, around=x)
         result = S.map(self.last_nu_and_own, zd, x, last)
-        nu = S.mean(self.shared, result)
+        nu = S.mean(self.shared, result, around=nu)
         clients.report(hypergradient_norm=jnp.linalg.norm(nu), drift=drift)
         return State(x, nu, S.put(own, result[1]), last + 1)
 
     def rounds(self, key: Array, size: int) -> int:
         return 2
-
-    def scheduled(self, step: int) -> dict[str, float]:
-        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

@@ -12,11 +12,14 @@ PHE, n independent chains that travel: chain i draws N_i ~ U{0..N-1} and starts 
 is sent in round l <= N_i to a fresh client c, p_i ← p_i - ∇²_yy g_c(x, y) p_i / ℓ, and ends in a last round at
 a fresh client: H_i = d_i - ∇²_xy g_c(x, y) p_i, h = mean_i H_i. The variance of h falls as 1/n.
 (Algorithm 2's line 4 has ∇_y f where Eq. (6) has ∇_x f; Algorithm 1's line 11 has y^{k,t-1} for y^{k,t}.)
-A client's derivatives count M w_m times, so that the estimate is unbiased for unequal weights too. A chain
-whose client drops out skips that factor.
+A client's derivatives count M w_m times, as each place of a cohort is any client's with probability 1/M: so the estimate
+is unbiased for any weights. A factor is then I - M w_m ∇²_yy g_m / ℓ: ℓ must cover the largest M w_m L_m, L_m the smoothness
+of g_m. A chain whose client is absent skips the factor, so that p_i is too long on average: with dropouts, or where chance
+decides how many take part, PHE is biased for equal weights too.
 
 IHGP, one chain that all share: N' ~ U{0..N-1}, p = (N / ℓ) mean_S ∇_y f_m, then N' rounds with fresh S of
-p ← mean_S (p - ∇²_yy g_m p / ℓ), then h = mean_S (∇_x f_m - ∇²_xy g_m p).
+p ← p - mean_S ∇²_yy g_m p / ℓ, then h = mean_S (∇_x f_m - ∇²_xy g_m p). Each mean_S is Σ_{i∈S} (M/|S|) w_i, and all S are
+drawn apart: so the estimate is unbiased for any weights and cohorts.
 
 (The third estimator of this family, AggITD, rides on the lower solver's own rounds: see `fbo-aggitd`.)
 """
@@ -30,15 +33,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, BiasedBySampling, algorithm
 from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, at_client
+from fedbilevel.core.participation import Bernoulli, Dropouts, Participation
 from fedbilevel.core.problem import Pair
 from fedbilevel.settings import choice, count, flag, step_size
 
 
 @algorithm
-class FedMBO(DoubleLoop):
+class FedMBO(DoubleLoop, BiasedBySampling):
     """A lower solver, then a Neumann estimate of the hypergradient in rounds of its own, then a step on x."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
@@ -47,7 +51,7 @@ class FedMBO(DoubleLoop):
     estimator: str = choice(
         "phe", "of the hypergradient: n chains, or one that all share", ("phe", "ihgp"), source="the paper's Algorithm 2"
     )
-    smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
+    smoothness: float = step_size(1.0, "ℓ, at least max M w_m L_m, L_m g_m's smoothness in y; 1/ℓ is the Neumann series' step")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     local_upper: bool = flag(False, "move x in τ corrected local steps, for one round more")
 
@@ -117,8 +121,13 @@ class FedMBO(DoubleLoop):
         y = self.solve_lower(x, y, clients)
         h = self.hypergradient(x, y, clients, key)
         clients.report(hypergradient_norm=jnp.linalg.norm(h))
-        x = clients.draw().mean(self.corrected_x, x, y, h) if self.local_upper else x - self.alpha * h
+        x = self.upper_round(x, y, h, clients.draw()) if self.local_upper else x - self.alpha * h
         return Pair(x, y)
 
     def rounds(self, key: Array, size: int) -> Array:
         return self.lower_cost() + self.lengths(key, size).max() + 2 + self.local_upper
+
+    def sampling_bias(self, participation: Participation, clients: int) -> str:
+        if self.estimator != "phe" or not isinstance(participation, (Bernoulli, Dropouts)):
+            return ""
+        return "FedMBO's chains skip the factors of clients that are absent: with dropouts its hypergradient is biased."

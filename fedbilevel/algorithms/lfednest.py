@@ -5,11 +5,14 @@ Optimization, ICML 2022, section on Light-FedNest. After the lower rounds every 
 
     x_m ← x_m - α Φ_m(x_m, y),    Φ_m = ∇_x f_m - ∇²_xy g_m (1/ℓ) Σ_{k<N} (I - ∇²_yy g_m / ℓ)^k ∇_y f_m,
 
-and x is their average. The average of the Φ_m is not the hypergradient of the average: where the clients' lower
+and x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is their average where weights are equal, and right on average over S where
+they are not. The average of the Φ_m is not the hypergradient of the average: where the clients' lower
 levels differ, it converges to a wrong point.
 
 StocBiO (K. Ji, J. Yang and Y. Liang, Bilevel Optimization: Convergence Analysis and Enhanced Design, ICML 2021) is
-this for one client that holds all data: T steps of SGD on y, then x ← x - α Φ(x, y).
+this for one client that holds all data: T steps of SGD on y, then x ← x - α Φ(x, y). A minibatch draws a client with
+probability w_m and then a row of it, and all rows of client m together count w_m, so that it solves the weighted problem.
+With equal weights each row counts the same instead, as in the paper: clients with more rows weigh more.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ class LFedNest(DoubleLoop):
     lower_solver: str = choice("fedsvrg", "how y approaches y*(x)", LOWER_ROUNDS)
     smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
-    pooled: bool = flag(False, "one client holds all rows, each of which counts the same: StocBiO")
+    pooled: bool = flag(False, "one client holds all rows: StocBiO")
 
     @at_client
     def local_x(self, client: Client, x: Array, y: Array) -> Array:

@@ -6,7 +6,8 @@ momentum d = (ν, ω), and D = (Φ_m, ∇_y g_m) with Φ_m the Neumann hypergrad
 
     z⁺ = z - (η, γ) α_t d,    d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),    α_t = δ / (u₀ + t)^⅓,
 
-and x, y and both momenta are averaged every I iterations.
+and x, y and both momenta are averaged every I iterations: as increments, z + Σ_{i∈S} (M/|S|) w_i (z_i - z) and likewise d,
+which is right on average over S for any weights, as in `FedBiOAcc`.
 
 Meant for homogeneous clients: the average of the Φ_m is not the hypergradient of the average, so where the clients'
 lower levels differ it converges to a wrong point.
@@ -15,7 +16,7 @@ AdaFBiO scales the steps, x by 1 / (√a + ρ) and y by 1 / (b + ρ), with a ←
 b ← k b + (1 - k) |ω| refreshed where the momenta are averaged and frozen in between.
 
 MRBO (J. Yang, K. Ji and Y. Liang, Provably Faster Algorithms for Bilevel Optimization, NeurIPS 2021) is this for one
-client that holds all data, with I = 1.
+client that holds all data, with I = 1. Rows count as in StocBiO, of `LFedNest`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, Scheduled, algorithm
-from fedbilevel.algorithms.estimators import local_direction, storm, storm_alpha
+from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, algorithm
+from fedbilevel.algorithms.estimators import local_direction
+from fedbilevel.algorithms.storm import WithMomenta, storm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Pair, Tree
 from fedbilevel.settings import count, flag, real, step_size
@@ -45,7 +47,7 @@ class State(NamedTuple):
 
 
 @algorithm
-class LocalBSGVR(Scheduled):
+class LocalBSGVR(WithMomenta):
     """STORM momenta on y and on the clients' own hypergradients, all averaged every I steps."""
 
     rounds_to_start: ClassVar[int] = 1
@@ -63,7 +65,7 @@ class LocalBSGVR(Scheduled):
     adaptive: bool = flag(False, "scale the steps by the momenta's size: AdaFBiO")
     memory: float = real(0.9, "k, memory of the scaling, if adaptive", least=0, most=1)
     floor: float = step_size(0.1, "ρ, added to the scaling, if adaptive")
-    pooled: bool = flag(False, "one client holds all rows, each of which counts the same: MRBO")
+    pooled: bool = flag(False, "one client holds all rows: MRBO")
 
     def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:
         """D at z on the k-th minibatches of this call, `times` as large as usual."""
@@ -71,13 +73,13 @@ class LocalBSGVR(Scheduled):
 
     def moved(self, z: Pair, d: Pair, scaling: Tree, t: Array) -> Pair:
         """z⁺ of iteration t"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         x_scale, y_scale = (jnp.sqrt(scaling.x) + self.floor, scaling.y + self.floor) if self.adaptive else (1.0, 1.0)
         return Pair(z.x - self.eta * alpha * d.x / x_scale, z.y - self.gamma * alpha * d.y / y_scale)
 
     def refreshed(self, client: Client, d: Pair, old: Pair, new: Pair, t: Array, k: Any) -> Pair:
         """d⁺ of iteration t"""
-        alpha = storm_alpha(self.delta, self.offset, t)
+        alpha = self.alpha(t)
         keep = Pair(1 - self.c_nu * alpha**2, 1 - self.c_omega * alpha**2)
         return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
@@ -126,12 +128,9 @@ class LocalBSGVR(Scheduled):
         S = clients.draw()
         zd = S.map(self.local_iterates, z, d, scaling, t)
         z, drift = S.mean_and_drift(self.last_point, zd, scaling, last, around=z)
-        d = S.mean(self.last_momentum, zd, z, last)
+        d = S.mean(self.last_momentum, zd, z, last, around=d)
         clients.report(hypergradient_norm=jnp.linalg.norm(d.x), drift=drift)
         return State(z.x, z.y, d.x, d.y, self.rescaled(d, *scaling), last + 1)
 
     def rounds(self, key: Array, size: int) -> int:
         return 2
-
-    def scheduled(self, step: int) -> dict[str, float]:
-        return {"alpha_t": float(storm_alpha(self.delta, self.offset, step * self.local_steps))}

@@ -137,9 +137,10 @@ class MeFBO(Scheduled):
         return 1
 
     def scheduled(self, step: int) -> dict[str, float]:
-        eta, server = self.client_steps(step), self.server_steps(step)
+        t = max(step - 1, 0)  # step number t + 1 takes place at t
+        eta, server = self.client_steps(t), self.server_steps(t)
         return {
             **{f"eta_{name}": float(value) for name, value in eta._asdict().items()},
             **{f"lambda_{name}": float(value) for name, value in server._asdict().items()},
-            "c_t": float(self.penalty_at(step)),
+            "c_t": float(self.penalty_at(t)),
         }

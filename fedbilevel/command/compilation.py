@@ -12,7 +12,7 @@ WORTH_KEEPING = "0.2"  # seconds that a program must have taken to compile
 
 
 def set_up() -> None:
-    """Through the environment, and so before JAX is imported; what the user has set there stays.
+    """Configure JAX through the environment, before it is imported; keep what the user has set.
 
     A folder that cannot be written or read makes programs compile anew, in silence.
     """

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedbilevel.command.options import Data, Knobs, assignments, data_folder, picture_path
+from fedbilevel.command.options import Data, Knobs, assignments, data_folder, option, picture_path, target
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 
@@ -26,7 +26,7 @@ LINES = 4  # plain lines for a file
 @app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="The data set; 'fedbilevel list' names them.")],
-    to: Annotated[Path | None, typer.Option(help="Folder of data sets to write to; your cache folder unless given.")] = None,
+    to: Annotated[Path | None, option(target, "Folder of data sets to write to; your cache folder unless given.")] = None,
 ) -> None:
     """Download a data set from its public mirrors, and check it."""
     from fedbilevel.tasks.data.datasets import cache_folder
@@ -51,7 +51,7 @@ def show(
     from fedbilevel.tasks import TASKS
 
     path = picture_path(out or Path(f"{task}-holdings.png"))
-    held = find(TASKS, "task", task).configure(task, assignments(knob)).build(data_folder(data)).holdings
+    held = find(TASKS, "task", task).configure(task, assignments("--knob", knob)).build(data_folder(data)).holdings
     if held is None:
         raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task makes")
     holdings_picture.holdings(held, f"who holds what: {task}", path)

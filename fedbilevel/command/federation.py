@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedbilevel.command.options import option, target
 from fedbilevel.errors import InputError
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
@@ -31,7 +32,7 @@ def init(
     console.print(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
     for site in federation.sites:
         console.print(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
-    console.print("Give each kit to its owner and to nobody else; docs/federation.md says how to go on.")
+    console.print("Give each kit to its owner and to nobody else; docs/federation.md describes the next steps.")
 
 
 @app.command()
@@ -69,7 +70,7 @@ def revoke(
 
 
 @app.command()
-def demo(out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("runs/federation-demo")) -> None:
+def demo(out: Annotated[Path, option(target, "Folder to write.")] = Path("runs/federation-demo")) -> None:
     """Run a server and four sites on this machine, and show that their numbers are the simulated ones."""
     require_flare()
     from fedbilevel.federation.demo import demonstrate

@@ -12,6 +12,7 @@ from fedbilevel.command import compilation, data, federation, report, reproduce,
 from fedbilevel.command.options import fail
 from fedbilevel.errors import Diverged, InputError
 
+STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
 app.command("demo")(run.demo)
@@ -34,7 +35,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == STOPPED:  # what Typer makes of Ctrl-C
+            raise KeyboardInterrupt
     except InputError as error:
         fail(str(error), 2)
     except TyperException as error:
@@ -43,5 +45,7 @@ def main() -> None:
         fail(str(error), 1)
     except OSError as error:
         fail(f"{error.filename or 'the file system'}: {error.strerror or error}", 1)
-    except (KeyboardInterrupt, typer.Abort):
-        fail("stopped", 130)
+    except typer.Abort as error:  # what Typer makes of an EOFError, which is no user's stop
+        raise error.__cause__ or error from None
+    except KeyboardInterrupt:
+        fail("stopped", STOPPED)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,9 +14,11 @@ from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
+from fedbilevel.registry import find
 from fedbilevel.settings import nearest, settings
+from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import existing_folder
-from fedbilevel.toml_file import read_toml
+from fedbilevel.user_files import Scalar, naming, read_toml
 
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
@@ -36,9 +39,19 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a number") from None
 
 
+def target(text: str) -> Path:
+    """A folder to write."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty: name a folder, or leave the option out")
+    return Path(text)
+
+
+METAVARS = {"whole": "N", "number": "P", "target": "DIR"}
+
+
 def option(parser: Callable[[str], Any], help: str) -> Any:
     """An option whose value is parsed."""
-    return typer.Option(parser=parser, metavar="N" if parser is whole else "P", help=help)
+    return typer.Option(parser=parser, metavar=METAVARS[parser.__name__], help=help)
 
 
 TaskName = Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")]
@@ -48,14 +61,14 @@ ClientsPerRound = Annotated[int | None, option(whole, "How many clients take par
 ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number.")]
 Dropout = Annotated[float | None, option(number, "Probability that a drawn client drops out.")]
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
-Every = Annotated[int, option(whole, "Rounds between two metrics.")]
+Every = Annotated[int, option(whole, "Rounds between two evaluations of the metrics.")]
 ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]
 Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
 Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
-Out = Annotated[Path | None, typer.Option(help="Folder to write; a new one under runs/ unless given.")]
-Look = Annotated[str, typer.Option(help="Of the pictures: screen, or paper for one that goes into a paper as it is.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what the folder already holds of this kind.")]
+Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
+Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run or sweep in the folder.")]
 
 
 def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
@@ -70,22 +83,24 @@ def data_folder(given: str) -> str:
     return str(existing_folder(given).resolve()) if given else ""
 
 
-def assignments(texts: list[str] | None) -> dict[str, str]:
-    """NAME=VALUE pairs as a dictionary."""
-    pairs = {}
+def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
+    """An option's NAME=VALUE pairs as a dictionary."""
+    pairs: dict[str, str] = {}
     for text in texts or []:
-        name, equals, value = text.partition("=")
+        name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and value):
             raise InputError(f"{text!r} is not of the form NAME=VALUE")
-        pairs[name.strip()] = value.strip()
+        if name in pairs:
+            raise InputError(f"{option} gives {name} twice, as {pairs[name]} and as {value}: give it once")
+        pairs[name] = value
     return pairs
 
 
 def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Each algorithm's own values: those set for it by name, and those set for all that have such a field."""
+    """Each algorithm's own values: those set for all that have such a field, and before those the ones set for it by name."""
     fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
     values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
-    for name, value in assignments(texts).items():
+    for name, value in sorted(assignments("--set", texts).items(), key=lambda pair: "." in pair[0]):
         owner, dot, field = name.rpartition(".")
         if dot and owner not in values:
             raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")
@@ -98,25 +113,32 @@ def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, di
     return values
 
 
+@dataclass(frozen=True)
 class Settings:
-    """A file of settings: a task, `[knobs]`, and `[hyperparameters.ALGORITHM]`."""
+    """What a file of settings holds: a task, `[knobs]`, and `[hyperparameters.ALGORITHM]`."""
 
-    def __init__(self, path: Path | None):
-        content = read_toml(path) if path else {}
-        unknown = content.keys() - {"task", "knobs", "hyperparameters"}
-        if unknown:
-            raise InputError(f"{path} has {', '.join(sorted(unknown))}: it may have task, [knobs] and [hyperparameters.NAME]")
-        self._path, self._content = path, content
+    task: str = ""
+    knobs: Mapping[str, Scalar] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
-    def knobs(self, task: str) -> dict[str, Any]:
-        """The knobs in the file; `InputError` if it is for another task."""
-        if self._content.get("task", task) != task:
-            raise InputError(f"{self._path} is for {self._content['task']}, not for {task}")
-        return dict(self._content.get("knobs", {}))
+    def __post_init__(self) -> None:
+        for name, values in self.hyperparameters.items():
+            find(ALGORITHMS, "algorithm", name).configure(name, values)
 
-    def hyperparameters(self, algorithm: str) -> dict[str, Any]:
-        """Those of an algorithm in the file."""
-        return dict(self._content.get("hyperparameters", {}).get(algorithm, {}))
+    @classmethod
+    def read(cls, path: Path | None, task: str | None = None) -> Settings:
+        """From a file, if one is given, for a task; `InputError` if it is for another."""
+        read = read_toml(path, cls) if path else cls()
+        if path and task is not None:
+            with naming(path):
+                if read.task not in ("", task):
+                    raise InputError(f"it is for {read.task}, not for {task}")
+                find(TASKS, "task", task).configure(task, read.knobs)
+        return read
+
+    def of(self, algorithm: str) -> Mapping[str, Scalar]:
+        """The hyperparameters of an algorithm."""
+        return self.hyperparameters.get(algorithm, {})
 
 
 SettingsFile = Annotated[
@@ -128,6 +150,12 @@ def new_folder(name: str) -> Path:
     """A folder under runs/ that is not there yet."""
     stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
+
+
+def note_changes(began: Path, changes: str) -> None:
+    """Say what is not as it was when something that now goes on began, if anything is."""
+    if changes:
+        console.print(f"note: {began} began otherwise: {changes}; the bits may differ from those of one start", soft_wrap=True)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,12 +49,14 @@ def watch(
     from fedbilevel.report.page_data import contents
     from fedbilevel.report.watch import PageServer
 
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader who closes the page does not end it
     _found([directory])
     with PageServer(lambda: contents(*_found([directory])), port) as server:
         console.print(f"page: {server.url} (Ctrl-C ends it)", soft_wrap=True)
         if open_:
             typer.launch(server.url)
-        server.serve_forever()
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, data_folder, fail
+from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, data_folder, fail, note_changes
 from fedbilevel.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def reproduce(
 ) -> None:
     """Run a table or a figure of a paper, and put ours beside the paper's numbers.
 
-    What is finished is not run again: the same command goes on where it was stopped.
+    What is finished is not run again: the same command continues where it stopped.
     """
     from fedbilevel.report.styles import find_style
     from fedbilevel.runs.reproductions.plan import FOLDER, read
@@ -56,10 +57,10 @@ def reproduce(
     if quick and (tune or publish):
         raise InputError("--quick is for a look: leave out --tune and --publish")
     if settings and publish:
-        raise InputError("--settings is for a look: what is published has the chosen values")
+        raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
-    study = Study(plan, path, data_folder(data), folder, Settings(settings).hyperparameters)
+    study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of)
     _execute(console, study, tune)
     _conclude(console, study, look, reduced=quick)
     if publish:
@@ -83,6 +84,7 @@ def _execute(console: Console, study: Study, tune: bool) -> None:
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
     plan = study.reproduction
+    note_changes(study.path, study.changes())
     total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
     seen: list[str] = []
     try:
@@ -142,7 +144,7 @@ def _publish(console: Console, study: Study, folder: Path) -> None:
     stored, name = folder / "results", study.reproduction.name
     stored.mkdir(exist_ok=True)
     write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
-    write_atomically(stored / f"{name}.json", (json.dumps(study.description(), indent=1) + "\n").encode())
+    write_atomically(stored / f"{name}.json", (json.dumps(asdict(study.description()), indent=1) + "\n").encode())
     with Image.open(study.path / "results.png") as picture:
         picture.thumbnail((PUBLISHED_WIDTH, picture.height))
         picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)

@@ -34,6 +34,7 @@ from fedbilevel.command.options import (
     data_folder,
     fail,
     new_folder,
+    note_changes,
     number,
     option,
     whole,
@@ -74,10 +75,10 @@ def run(
     loss_bound: LossBound = 1e6,
     data: Data = "",
     federation: Annotated[
-        Path | None, typer.Option(help="Folder of a federation whose sites are to be the clients.", metavar="DIR")
+        Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
     ] = None,
     round_timeout: Annotated[
-        float, option(number, "Seconds after which a federation goes on without a site that has not answered.")
+        float, option(number, "Seconds after which a federation continues without a site that has not answered.")
     ] = 300.0,
     style: Look = "screen",
     out: Out = None,
@@ -104,9 +105,9 @@ def run(
         products=products,
         loss_bound=loss_bound,
     )
-    file = Settings(settings)
-    chosen = {name: {**file.hyperparameters(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
-    knobs = {**file.knobs(task), **assignments(knob)}
+    file = Settings.read(settings, task)
+    chosen = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
+    knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
     if federation is not None:
         knobs = _with_sites(federation, round_timeout, task, knobs)
@@ -138,8 +139,14 @@ def resume(
     if (directory / "sweep.json").exists():
         return continue_sweep(directory, look)
     from fedbilevel.runs.folder import RunFolder
+    from fedbilevel.runs.versions import changes_since
 
-    _execute(directory, RunFolder.find(directory), look)
+    RunFolder.complete(directory)
+    folders = RunFolder.find(directory)
+    for folder in folders:
+        if folder.result is None and (folder.path / "checkpoint").exists():
+            note_changes(folder.path, changes_since(folder.versions))
+    _execute(directory, folders, look)
 
 
 def _start(configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN) -> None:
@@ -160,7 +167,7 @@ def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, 
     if not 0 < round_timeout <= LONGEST_ROUND:
         raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
     sites = Federation.read(folder).sites
-    if "clients" in settings_of(TASKS[task].load()) and knobs.setdefault("clients", str(len(sites))) != str(len(sites)):
+    if "clients" in settings_of(TASKS[task].load()) and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
         raise InputError(
             f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
         )
@@ -195,7 +202,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
             for folder in folders:
                 configuration, ended = folder.configuration, folder.result
                 if ended is not None and ended["status"] == "diverged":
-                    diverged.append(str(ended["reason"]))
+                    diverged.append(ended.get("reason", f"{folder.path} diverged"))
                 headline = find(TASKS, "task", configuration.task).load().headline
                 try:
                     with progress.shown(console, configuration, headline) as observe:
@@ -213,7 +220,8 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
         pictures = draw(curves, directory / "curves.png", style)
         console.print()
         console.print(table(curves))
-        for caveat in dict.fromkeys(c for folder in folders for c in (folder.result or {}).get("caveats", [])):
+        ends = [ended for folder in folders if (ended := folder.result)]
+        for caveat in dict.fromkeys(c for ended in ends for c in ended.get("caveats", [])):
             console.print(f"note: {caveat}", soft_wrap=True)
         console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
     if diverged:

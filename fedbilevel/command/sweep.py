@@ -32,9 +32,11 @@ from fedbilevel.command.options import (
     data_folder,
     fail,
     new_folder,
+    note_changes,
     option,
     whole,
 )
+from fedbilevel.errors import InputError
 from fedbilevel.report.styles import Style, find_style
 
 if TYPE_CHECKING:
@@ -74,12 +76,11 @@ def sweep(
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
     from fedbilevel.runs.options import RunOptions
-    from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+    from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder, untied
     from fedbilevel.tasks import TASKS
 
     find(TASKS, "task", task)
     find(ALGORITHMS, "algorithm", algorithm)
-    file = Settings(settings)
     options = RunOptions(
         **budget(rounds, steps),
         clients_per_round=clients_per_round,
@@ -88,19 +89,22 @@ def sweep(
         every=every,
         loss_bound=loss_bound,
     )
-    described = Sweep.checked(
+    file, given = Settings.read(settings, task), by_algorithm([algorithm], set_)[algorithm]
+    cells = {name: values.split(",") for name, values in assignments("--grid", grid).items()}
+    for name in untied(cells):
+        if name in given:
+            raise InputError(f"{name} is in --grid and in --set: leave one out")
+    described = Sweep(
         task,
-        {**file.knobs(task), **assignments(knob)},
+        {**file.knobs, **assignments("--knob", knob)},
         algorithm,
-        {**file.hyperparameters(algorithm), **by_algorithm([algorithm], set_)[algorithm]},
-        {name: values.split(",") for name, values in assignments(grid).items()},
+        {**file.of(algorithm), **given},
+        cells,
         seeds,
         options,
         data_folder(data),
     )
-    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force)
-    if by:
-        folder.rank_by(by)
+    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force, by)
     _execute(folder, look)
 
 
@@ -115,9 +119,12 @@ def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.command.progress import counted
     from fedbilevel.report import grid_picture
     from fedbilevel.runs.stopping import Interrupted, stop_request
+    from fedbilevel.runs.versions import changes_since
 
     console = Console(highlight=False, markup=False)
     described = folder.sweep
+    if folder.results():
+        note_changes(folder.path, changes_since(folder.versions))
     total = len(described.cells()) * described.seeds
     try:
         with stop_request() as stop, counted(console, described.algorithm, "run", total) as show:

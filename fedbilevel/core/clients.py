@@ -17,10 +17,13 @@ from jax import Array, lax
 from fedbilevel.core.population import Client
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
+from fedbilevel.errors import require
+from fedbilevel.settings import REQUIRED, Setting, checked, count
 
 __all__ = ["Client", "Clients", "Cohort", "PerClient", "at_client", "is_client_function", "iterate", "server_floats"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+TURNS: Setting = count(REQUIRED, "turns of a loop", least=0).metadata["setting"]
 
 
 def at_client(method: Function) -> Function:
@@ -28,6 +31,7 @@ def at_client(method: Function) -> Function:
 
     Only such methods can be called over a network.
     """
+    require(callable(method), "at_client", "on a method of an algorithm", method)
     method.__at_client__ = True  # type: ignore[attr-defined]
     return method
 
@@ -43,6 +47,9 @@ def iterate(n: Array | int, body: Callable[[Any, Tree], Tree], value: Tree) -> T
     A single step needs no loop: all clients then still share the server's values, and in simulation their
     matrix products merge into one.
     """
+    require(callable(body), "iterate: body", "a function (k, value) -> value", body)
+    if not (isinstance(n, Array) and jnp.issubdtype(n.dtype, jnp.integer)):  # which may not be known yet
+        n = checked("iterate", "n", TURNS, n)
     return body(0, value) if isinstance(n, int) and n == 1 else lax.fori_loop(0, n, body, value)
 
 
@@ -67,19 +74,23 @@ class Cohort(abc.ABC):
         """function(client, *args) at each client of S, left there."""
 
     @abc.abstractmethod
-    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        """Σ_{i∈S} w_i h_i / Σ_{i∈S} w_i at the server, where h_i = function(client i, *args)."""
+    def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        """Σ_m w_m h_m over the federation as estimated at the server from S, where h_i = function(client i, *args).
 
-    @abc.abstractmethod
-    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        """The `mean`, and how far the clients are apart: √(Σ_{i∈S} w_i |h_i - mean|² / Σ_{i∈S} w_i).
-
-        It is computed from distances to `around`, a value near the answers such as the point that they started from.
+        With equal weights it is the average of the h_i. Otherwise it is z + Σ_{i∈S} (M / |S|) w_i (h_i - z), where z is
+        `around`, or 0. Given how many there are in S, chosen or left by chance and absences, every client is as likely as
+        any other to be among them: so the expectation is Σ_m w_m h_m, whatever z. The nearer z is to the answers the less
+        is random: for iterates it is the point that they started from, for directions nothing. Where a client with a large
+        weight is drawn the increment is large, up to M max w_m / |S| times that with everyone: step sizes must allow for it.
         """
 
     @abc.abstractmethod
-    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        """Σ_{i∈S} (M / |S|) w_i h_i at the server: over random S its expectation is Σ_m w_m h_m."""
+    def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
+        """The `mean`, and how far the clients of S are apart: √(Σ_{i∈S} w_i |h_i - h|² / Σ_{i∈S} w_i), h their own average."""
+
+    @abc.abstractmethod
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        """The `mean` with (M / |S|) w_i for equal weights too: written so in papers, it differs from 1 / |S| in rounding."""
 
     @abc.abstractmethod
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
@@ -133,9 +144,11 @@ def squared_distance(a: Tree, b: Tree) -> Array:
     return sum((jnp.sum((p - q) ** 2) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)), jnp.zeros(()))
 
 
-def drift(mean_square: Array, mean: Tree, around: Tree) -> Array:
-    """How far values are apart, from their mean and the mean of their squared distances to something near them."""
-    return jnp.sqrt(jnp.maximum(mean_square - squared_distance(mean, around), 0.0))
+def recentred(total: Tree, share: Array | float | None, around: Tree) -> Tree:
+    """z + Σ a_i (h_i - z) from Σ a_i h_i and Σ a_i (None: 1, so that z does not matter), where z is `around`, or 0 if None."""
+    if share is None or around is None:
+        return total
+    return jax.tree.map(lambda h, z: h + jnp.asarray(1 - share, h.dtype) * z, total, around)
 
 
 def server_floats(state: Tree) -> list[tuple[str, Array]]:

@@ -1,33 +1,51 @@
-"""Clients over devices: what is computed at the clients is split among all devices that JAX sees, of all processes."""
+"""Clients over devices: the clients' computations are split among all devices that JAX sees, across processes."""
 
 from __future__ import annotations
+
+import os
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedbilevel.core.problem import Tree
+from fedbilevel.errors import InputError
 
 
 def each_its_share(rows: Tree) -> Tree:
-    """Rows of clients, as many as a multiple of the devices, of which each device takes an equal share."""
+    """Rows of clients, split equally over the devices; their number is a multiple of the number of devices."""
     return _placed(rows, PartitionSpec("clients"))
 
 
 def everywhere(tree: Tree) -> Tree:
-    """Arrays of a program that every device has whole."""
+    """Arrays inside a program, replicated on every device."""
     return _placed(tree, PartitionSpec())
 
 
 def copied_everywhere(tree: Tree) -> Tree:
-    """Arrays outside a program, once for all programs that use them on every device."""
+    """Arrays outside a program, replicated once for all programs that use them on every device."""
     return tree if jax.device_count() == 1 else jax.device_put(tree, _sharding(PartitionSpec()))
 
 
 def padded(rows: Tree) -> Tree:
-    """With the last client's row repeated, until their number is a multiple of the devices."""
+    """The rows with the last client's repeated, until their number is a multiple of the number of devices."""
     missing = -len(jax.tree.leaves(rows)[0]) % jax.device_count()
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.repeat(r[-1:], missing, 0)]), rows) if missing else rows
+
+
+def memory() -> int:
+    """Bytes of the memory that arrays are in."""
+    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def require_memory(what: str, needed: float, remedy: str) -> None:
+    """Raise `InputError` if something needs more bytes than there are."""
+    there = memory()
+    if needed > there:
+        raise InputError(
+            f"{what}: about {needed / 1e9:,.1f} GB of memory are needed, and {there / 1e9:.1f} are there: {remedy}"
+        )
 
 
 def _placed(tree: Tree, how: PartitionSpec) -> Tree:

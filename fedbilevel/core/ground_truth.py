@@ -2,8 +2,8 @@
 
     y*(x) = argmin_y g(x, y),    u* = [∇²_yy g]⁻¹ ∇_y f,    ∇h(x) = ∇_x f - ∇²_xy g u*        at y*(x),
 
-with f and g the weighted averages over the clients (global lower level) or client by client (local). Where the lower
-level is not strongly convex or y is constrained, the residual of MeFBO's penalty problem takes the hypergradient's place.
+with f and g the weighted averages over the clients (global lower level) or client by client (local). If the lower level
+is not strongly convex or y is constrained, the residual of MeFBO's penalty problem replaces the hypergradient.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def losses(population: Population, x: Array, y: Array, lower: LowerLevel = "glob
 
 
 def metrics(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
-    """What the clients' data says about (x, y), in the order of the problem's `metric_names`."""
+    """The problem's metrics at (x, y) on the clients' data, in the order of its `metric_names`."""
     return average(population, lambda batch, x, y: population.problem.evaluate(x, y, batch), x, y, lower)
 
 
@@ -66,9 +66,7 @@ def solution(
 ) -> ExactSolution:
     """y*(x) by Newton's method from y until |∇_y g| <= tolerance, then u* and the hypergradient."""
     if population.problem.sets.y != EVERYWHERE:
-        raise InputError(
-            "the exact hypergradient is for an unconstrained y: judge a constrained problem by ground_truth.residual"
-        )
+        raise InputError("the exact hypergradient needs an unconstrained y: use ground_truth.residual for a constrained one")
     if lower == "global":
         f, g = (lambda x, y, which=which: losses(population, x, y)[which] for which in (0, 1))
         return _solve(f, g, x, y, tolerance, most_steps)
@@ -88,8 +86,8 @@ def proximal_point(
 ) -> Array:
     """θ*(x, y) = argmin_{θ∈Y} g(x, θ) + |θ - y|²/2γ, where γ = proximal is small enough to make that strongly convex.
 
-    By Newton's method, or by projected gradient steps if y is constrained, until the (projected) gradient is within
-    the tolerance.
+    Computed by Newton's method, or by projected gradient steps if y is constrained, until the (projected) gradient is
+    within the tolerance.
     """
 
     def objective(theta: Array) -> Array:
@@ -120,7 +118,7 @@ def residual(population: Population, x: Array, y: Array, penalty: float, proxima
 
 
 def _tangent(of: ConvexSet, z: Array, direction: Array) -> Array:
-    """The direction's projection on the tangent cone of a set at z: where P(z + s direction) goes for small s."""
+    """The direction's projection on the tangent cone of a set at z: how P(z + s direction) moves for small s."""
     if of == EVERYWHERE:
         return direction
     s = jnp.sqrt(jnp.finfo(z.dtype).eps) / jnp.maximum(1, jnp.linalg.norm(direction))
@@ -143,7 +141,7 @@ def _solve_hessian(objective: Callable[[Array], Array], y: Array, v: Array) -> A
 
 
 def _newton(objective: Callable[[Array], Array], y: Array, tolerance: float, most_steps: int) -> Array:
-    """The minimiser of a strongly convex function, from y."""
+    """The minimiser of a strongly convex function, starting from y."""
     halvings = 0.5 ** jnp.arange(20)
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -162,7 +160,7 @@ def _newton(objective: Callable[[Array], Array], y: Array, tolerance: float, mos
 def _projected_gradient(
     objective: Callable[[Array], Array], within: ConvexSet, y: Array, first_step: float, tolerance: float, most_steps: int
 ) -> Array:
-    """The minimiser over a set of a strongly convex function, from y.
+    """The minimiser of a strongly convex function over a set, starting from y.
 
     A step s is halved until the gradient changes along it by at most |change of y| / s.
     """

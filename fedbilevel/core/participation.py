@@ -1,7 +1,7 @@
-"""Who takes part in a round. Both engines draw here, so that they draw the same.
+"""Who takes part in a round. Both engines draw here, so that their draws agree.
 
-`draw(key, population)` gives the members' numbers in random order and, where it varies who of them is
-there, a mask. A cohort is never empty: where chance leaves nobody, one member stays.
+`draw(key, population)` returns the members' numbers in random order and, if some may be absent, a mask of those
+present. A cohort is never empty: if chance leaves nobody, one member stays.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedbilevel.core import randomness
 from fedbilevel.core.randomness import permutation, split
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, require
+from fedbilevel.settings import REQUIRED, check_all, count, real
 
 
 class Participation(abc.ABC):
@@ -23,11 +25,16 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def capacity(self, population: int) -> int:
-        """The most members a cohort has; raises `InputError` if the population cannot serve it."""
+        """The largest size of a cohort; raises `InputError` if none can be drawn from the population."""
 
     @abc.abstractmethod
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
-        """The members' numbers, and which of them are there (None: all)."""
+        """The members' numbers, and which of them are present (None: all)."""
+
+    def is_everyone(self, population: int) -> bool:
+        """Whether all clients are in every cohort."""
+        members, there = jax.eval_shape(lambda: self.draw(randomness.key(0), population))
+        return len(members) == population and there is None
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,13 @@ class Everyone(Participation):
 class Uniform(Participation):
     """`size` clients, uniformly without replacement."""
 
-    size: int
+    size: int = count(REQUIRED, "members of a cohort")
+
+    def __post_init__(self) -> None:
+        check_all(self)
 
     def capacity(self, population: int) -> int:
-        if not (isinstance(self.size, int) and 1 <= self.size <= population):
+        if self.size > population:
             raise InputError(f"clients per round must be between 1 and the number of clients, {population}; given: {self.size}")
         return self.size
 
@@ -58,18 +68,19 @@ class Uniform(Participation):
 
 @dataclass(frozen=True)
 class Bernoulli(Participation):
-    """Every client on its own with the given probability.
+    """Each client independently with the given probability.
 
-    Room is kept for six standard deviations more than expected; a larger draw, of which there is less
-    than one in 10⁸, is cut to that.
+    Room is kept for six standard deviations more than expected; a larger draw, fewer than one in 10⁸, is cut
+    to that.
     """
 
-    probability: float
+    probability: float = real(REQUIRED, "of taking part", above=0, most=1)
+
+    def __post_init__(self) -> None:
+        check_all(self)
 
     def capacity(self, population: int) -> int:
         p = self.probability
-        if not 0 < p <= 1:
-            raise InputError(f"the probability to take part must be above 0 and at most 1; given: {p}")
         return min(population, math.ceil(population * p + 6 * math.sqrt(population * p * (1 - p)) + 6))
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -81,14 +92,16 @@ class Bernoulli(Participation):
 
 @dataclass(frozen=True)
 class Dropouts(Participation):
-    """Members of another draw who each drop out before they answer, with the given probability."""
+    """Members of another draw, each of whom drops out before answering with the given probability."""
 
     among: Participation
-    probability: float
+    probability: float = real(REQUIRED, "of dropping out", least=0, below=1)
+
+    def __post_init__(self) -> None:
+        require_participation("Dropouts: among", self.among)
+        check_all(self)
 
     def capacity(self, population: int) -> int:
-        if not 0 <= self.probability < 1:
-            raise InputError(f"the probability to drop out must be at least 0 and below 1; given: {self.probability}")
         return self.among.capacity(population)
 
     def draw(self, key: Array, population: int) -> tuple[Array, Array | None]:
@@ -99,8 +112,13 @@ class Dropouts(Participation):
         return ids, (luck >= self.probability) | (jnp.arange(len(ids)) == jnp.argmax(luck))
 
 
+def require_participation(name: str, value: object) -> None:
+    """Raise `InputError` unless it says how cohorts are drawn."""
+    require(isinstance(value, Participation), name, "an instance such as Uniform(5) or Everyone()", value)
+
+
 def present(wanted: Array | None, there: Array | None) -> Array | None:
-    """Who of a drawn cohort takes part: those wanted and there, or all wanted if none of them is there; None: all."""
+    """Which members of a cohort take part: those wanted and present, or all wanted if none is present; None: all."""
     if wanted is None or there is None:
         return there if wanted is None else wanted
     both = wanted & there

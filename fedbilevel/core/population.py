@@ -6,22 +6,30 @@ A deployed client holds a population of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree
+from fedbilevel.core.devices import require_memory
+from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree, flattened
 from fedbilevel.core.randomness import bits, fold_in
 from fedbilevel.core.traffic import product
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, require
+from fedbilevel.settings import checked, count, settings
+
+SOME = 5  # rows: of two, the median is the mean
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["rows", "start", "size"], meta_fields=["longest", "equal"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["rows", "start", "size", "share", "upto"], meta_fields=["longest", "equal"]
+)
 @dataclass(frozen=True)
 class Shards:
     """The rows of all clients; client m has `size[m]` of them from `start[m]` on."""
@@ -31,29 +39,25 @@ class Shards:
     size: Array
     longest: int
     equal: bool  # all sizes are the same
+    share: Array | None = None  # of each row, where one client has all of them and they count unequally
+    upto: Array | None = None  # then the shares of each row but the last and those before it, added up, in 2⁻³²
 
     @classmethod
-    def stack(cls, per_client: Sequence[Tree], what: str = "data") -> Shards:
+    def stack(cls, per_client: Iterable[Tree], what: str = "data") -> Shards:
         """From one pytree of arrays per client; its arrays have a row per sample."""
-        if isinstance(per_client, (np.ndarray, jax.Array)) or not isinstance(per_client, Sequence):
-            raise InputError(f"{what} must be a list with one entry per client, not {type(per_client).__name__}")
-        if not per_client:
-            raise InputError(f"{what} has no client in it: give a list with one entry per client")
-        structure: object = jax.tree.structure(per_client[0])
-        shapes = [np.shape(leaf)[1:] for leaf in jax.tree.leaves(per_client[0])]
-        sizes = []
-        for m, tree in enumerate(per_client):
-            if jax.tree.structure(tree) != structure:
+        clients = [flattened(f"{what}: client {m}", tree) for m, tree in enumerate(one_per_client(what, per_client))]
+        first, structure = clients[0]
+        for m, (arrays, own) in enumerate(clients):
+            if own != structure:
                 raise InputError(f"{what}: client {m} has other arrays than client 0: give every client the same structure")
-            lengths = {len(leaf) if np.ndim(leaf) else -1 for leaf in jax.tree.leaves(tree)}
-            if len(lengths) != 1 or -1 in lengths:
-                raise InputError(f"{what}: client {m}'s arrays need one common first axis, a row per sample")
-            sizes.append(lengths.pop())
-            if [np.shape(leaf)[1:] for leaf in jax.tree.leaves(tree)] != shapes:
-                raise InputError(f"{what}: client {m}'s rows have another shape than client 0's: give every client rows alike")
-            if sizes[-1] == 0:
-                raise InputError(f"{what}: client {m} has no rows: leave the client out or give it data")
-        rows = jax.tree.map(lambda *parts: jnp.asarray(np.concatenate(parts)), *per_client)
+            _check_rows(f"{what}: client {m}", arrays, like=first)
+        sizes = [len(arrays[0]) for arrays, _ in clients]
+        if sum(sizes) >= 2**31:
+            raise InputError(f"{what} has {sum(sizes):,} rows, and fewer than 2³¹ can be numbered: give fewer")
+        needed = sum(array.nbytes for arrays, _ in clients for array in arrays)
+        require_memory(f"{what}: the clients' rows", needed, "give fewer")
+        columns = zip(*(arrays for arrays, _ in clients), strict=True)
+        rows = jax.tree.unflatten(structure, [_joined(what, column) for column in columns])
         start = np.cumsum([0, *sizes[:-1]])
         return cls(rows, jnp.asarray(start, jnp.int32), jnp.asarray(sizes, jnp.int32), max(sizes), len(set(sizes)) == 1)
 
@@ -61,14 +65,49 @@ class Shards:
         """Client m's rows at these positions, all below `size[m]`."""
         return jax.tree.map(lambda a: a.at[self.start[m] + positions].get(mode="promise_in_bounds"), self.rows)
 
+    def row_bytes(self) -> int:
+        """The bytes of one row."""
+        return sum(a.nbytes // len(a) for a in jax.tree.leaves(self.rows))
+
+    def some(self) -> Tree:
+        """A few rows of the client that has most, from its first to its last."""
+        positions = np.linspace(0, self.longest - 1, SOME)
+        return self.at(jnp.int32(np.argmax(self.size)), jnp.asarray(positions, jnp.int32))
+
     def whole(self, m: Array) -> Tree:
         """All rows of client m."""
+        if self.share is not None:
+            return Ragged(self.rows, self.share)
         position = jnp.arange(self.longest, dtype=jnp.int32)
         rows = self.at(m, jnp.minimum(position, self.size[m] - 1))
         return rows if self.equal else Ragged(rows, (position < self.size[m]).astype(float) / self.size[m])
 
+    def positions(self, m: Array, words: Array) -> Array:
+        """A row of client m for each 32 random bits, as likely as its share is large.
 
-@partial(jax.tree_util.register_dataclass, data_fields=["upper", "lower", "weights"], meta_fields=["problem", "batch_size"])
+        Where all shares are equal it is the high word of the bits times the number of rows (Lemire, 2019), which compiles
+        much faster than `jax.random.randint`.
+        """
+        drawn = product(words, self.size[m])[0] if self.upto is None else jnp.searchsorted(self.upto, words, side="right")
+        return drawn.astype(jnp.int32)
+
+    def pooled(self, weights: Array | None) -> Shards:
+        """One client that holds all rows: client m's count w_m together, or each row the same where no weights are given."""
+        size = np.asarray(self.size)
+        total = int(size.sum())
+        pool = Shards(self.rows, jnp.zeros(1, jnp.int32), jnp.full(1, total, jnp.int32), total, True)
+        if weights is None:
+            return pool
+        share = np.repeat(np.asarray(weights, float) / size, size)
+        upto = np.minimum(np.cumsum(share)[:-1] / share.sum() * 2**32, 2**32 - 1)
+        return dataclasses.replace(pool, share=jnp.asarray(share), upto=jnp.asarray(upto.astype(np.uint32)))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["upper", "lower", "weights"],
+    meta_fields=["problem", "batch_size", "equal_weights"],
+)
 @dataclass(frozen=True)
 class Population:
     """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size."""
@@ -77,31 +116,27 @@ class Population:
     upper: Shards
     lower: Shards
     weights: Array
-    batch_size: int | None  # None: every batch is all of the client's rows
+    batch_size: int | None = count(None, "rows in a minibatch; None: all of the client's", bits=27)  # ten draws below 2³¹
+    equal_weights: bool = False  # known to be so; where it is not, any weights are right. Replace both together
 
     @classmethod
     def build(
         cls,
         problem: Problem,
-        upper: Sequence[Tree],
-        lower: Sequence[Tree],
-        weights: Sequence[float] | None = None,
+        upper: Iterable[Tree],
+        lower: Iterable[Tree],
+        weights: Iterable[float] | None = None,
         batch_size: int | None = None,
     ) -> Population:
         """From lists with one entry per client; weights default to equal ones."""
+        require(isinstance(problem, Problem), "problem", "a Problem", problem)
+        lower, upper = one_per_client("lower", lower), one_per_client("upper", upper)
         if len(upper) != len(lower):
             raise InputError(f"upper has {len(upper)} clients and lower {len(lower)}: give both for every client")
-        try:
-            given = np.ones(len(lower)) if weights is None else np.asarray(weights, float)
-            fits = given.shape == (len(lower),) and bool(np.all(given > 0)) and given.sum() < np.inf
-        except (ValueError, TypeError):
-            fits = False
-        if not fits:
-            raise InputError(f"weights must be {len(lower)} numbers above 0, one per client; given: {weights}")
-        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
-            raise InputError(f"batch_size must be a whole number of at least 1, or None for all rows; given: {batch_size}")
+        shares = _shares(np.ones(len(lower)) if weights is None else weights, len(lower))
+        batch_size = checked("", "batch_size", settings(cls)["batch_size"], batch_size)
         lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
-        return cls(problem, upper_rows, lower_rows, jnp.asarray(given / given.sum()), batch_size)
+        return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()))
 
     @property
     def size(self) -> int:
@@ -130,19 +165,16 @@ class Population:
 
         return Population.build(self.problem, rows(self.upper), rows(self.lower), batch_size=self.batch_size)
 
-    def first_rows(self) -> Batch:
-        """Two rows for each loss, to look at shapes."""
-        m, twice = jnp.int32(0), jnp.zeros(2, jnp.int32)
-        return Batch(self.upper.at(m, twice), self.lower.at(m, twice))
+    def some_rows(self) -> Batch:
+        """A few rows of one client for each loss, to look at shapes and numbers."""
+        return Batch(self.upper.some(), self.lower.some())
 
     def pooled(self) -> Population:
-        """One client that holds all rows, each of which then counts the same."""
-
-        def pool(shards: Shards) -> Shards:
-            total = len(jax.tree.leaves(shards.rows)[0])
-            return Shards(shards.rows, jnp.zeros(1, jnp.int32), jnp.full(1, total, jnp.int32), total, True)
-
-        return Population(self.problem, pool(self.upper), pool(self.lower), jnp.ones(1), self.batch_size)
+        """One client that holds all rows: client m's count w_m together, but where weights are equal each row the same."""
+        weights = None if self.equal_weights else self.weights
+        return Population(
+            self.problem, self.upper.pooled(weights), self.lower.pooled(weights), jnp.ones(1), self.batch_size, True
+        )
 
 
 @dataclass(frozen=True)
@@ -173,16 +205,63 @@ class Client:
         return self._population.whole(self._m)
 
     def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
-        """Independent minibatches of rows drawn uniformly.
-
-        A position is the high word of 32 random bits times the number of rows (Lemire, 2019): one call for all of
-        them, which compiles much faster than `jax.random.randint`.
-        """
+        """Independent minibatches of rows drawn with replacement, their random bits in one call for all of them."""
         p, m = self._population, self._m
         if p.batch_size is None:
             return [self.whole()] * batches
-        sizes = jnp.stack([p.upper.size[m], p.lower.size[m]])[:, None]
-        shape = (batches, 2, p.batch_size * times)
-        words = bits(fold_in(self._key, k), shape)
-        positions = product(words, sizes)[0].astype(jnp.int32)
-        return [Batch(p.upper.at(m, upper), p.lower.at(m, lower)) for upper, lower in positions]
+        words = bits(fold_in(self._key, k), (batches, 2, p.batch_size * times))
+        upper, lower = p.upper.positions(m, words[:, 0]), p.lower.positions(m, words[:, 1])
+        return [Batch(p.upper.at(m, u), p.lower.at(m, v)) for u, v in zip(upper, lower, strict=True)]
+
+
+def one_per_client(what: str, given: Iterable[Tree]) -> list[Tree]:
+    """The entries of a list, or of anything that gives them one after another; `InputError` if it is something else."""
+    one = isinstance(given, (str, bytes, Mapping, Set, np.ndarray, Array)) or hasattr(given, "_fields")
+    fits = isinstance(given, Iterable) and not one
+    require(fits, what, f"a list with one entry per client, not {type(given).__name__}", given)
+    entries = list(given)
+    if not entries:
+        raise InputError(f"{what} has no client in it: give a list with one entry per client")
+    return entries
+
+
+def _check_rows(whose: str, arrays: list[Any], like: list[Any]) -> None:
+    """Raise `InputError` unless these are arrays of numbers with a row per sample, and rows like the others'."""
+    shapes = [np.shape(array) for array in arrays]
+    if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
+        raise InputError(f"{whose}'s arrays need one common first axis, a row per sample; their shapes: {shapes}")
+    if [shape[1:] for shape in shapes] != [np.shape(array)[1:] for array in like]:
+        raise InputError(f"{whose}'s rows have another shape than client 0's: give every client rows alike; given: {shapes}")
+    if shapes[0][0] == 0:
+        raise InputError(f"{whose} has no rows: leave the client out or give it data")
+    for array in arrays:
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+            raise InputError(f"{whose} has rows of {array.dtype}: give arrays of numbers")
+
+
+def _joined(what: str, parts: Iterable[Any]) -> Array:
+    """Arrays one after another; `InputError` if JAX's whole numbers are too short for theirs."""
+    whole = np.concatenate(list(parts))
+    dtype = jax.dtypes.canonicalize_dtype(whole.dtype)
+    if jnp.issubdtype(dtype, jnp.integer) and dtype != whole.dtype:
+        for value in map(int, (whole.min(), whole.max())):
+            if not jnp.iinfo(dtype).min <= value <= jnp.iinfo(dtype).max:
+                raise InputError(f"{what} holds {value}, which JAX's {dtype} cannot: make it a float, or set JAX_ENABLE_X64=1")
+    return jnp.asarray(whole)
+
+
+def _shares(weights: Iterable[float], clients: int) -> Array:
+    """The weights, scaled such that they sum to 1; `InputError` unless they are numbers above 0, one per client."""
+    wanted = f"{clients} numbers above 0, one per client"
+    if isinstance(weights, Iterable) and not isinstance(weights, (Mapping, Set)) and not hasattr(weights, "__array__"):
+        weights = list(weights)
+    try:
+        given = np.asarray(weights)
+        fits = given.shape == (clients,) and given.dtype.kind in "iuf" and bool(np.all(given > 0))
+    except ValueError:  # of parts that do not make an array
+        fits = False
+    require(fits, "weights", wanted, weights)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shares = given.astype(float) / given.astype(float).sum()
+    require(bool(shares.min() >= jnp.finfo(float).tiny), "weights", f"{wanted}, and none lost beside the others", weights)
+    return jnp.asarray(shares)

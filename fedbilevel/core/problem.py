@@ -9,8 +9,9 @@ are vectors; `from_trees` turns a user's pytrees into them once, where a problem
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +21,8 @@ import numpy as np
 from jax import Array
 from optax.projections import projection_l2_ball
 
-from fedbilevel.core.sets import UNCONSTRAINED, Sets
-from fedbilevel.errors import InputError
+from fedbilevel.core.sets import UNCONSTRAINED, ConvexSet, Sets
+from fedbilevel.errors import InputError, computing, in_one_line, require
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
@@ -66,23 +67,37 @@ class Ragged(NamedTuple):
 @partial(jax.jit, static_argnums=0)  # so that all derivatives share one trace
 def mean_loss(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
     """The loss on some rows. On ragged rows it is the mean of single-row losses, as a loss must be."""
-    if not isinstance(rows, Ragged):
-        return loss(x, y, rows)
-    each = jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows.rows)
-    return rows.share @ each
+    return rows.share @ alone(loss, x, y, rows.rows) if isinstance(rows, Ragged) else loss(x, y, rows)
+
+
+def alone(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
+    """The loss on each row alone."""
+    return jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows)
 
 
 @dataclass(frozen=True)
 class Problem:
     """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
 
-    `metrics` are further means over f's rows by which a solution is judged, with their names.
+    `metrics` are further means over f's rows that are reported for a solution, with their names.
     """
 
     f: Loss
     g: Loss
     sets: Sets = UNCONSTRAINED
     metrics: tuple[tuple[str, Loss], ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = isinstance(self.metrics, tuple) and all(isinstance(m, tuple) and len(m) == 2 for m in self.metrics)
+        require(pairs, "metrics", "a tuple of pairs (name, function)", self.metrics)
+        for name, loss in (("f", self.f), ("g", self.g), *self.metrics):
+            require(callable(loss), name, "a function (x, y, rows) -> number", loss)
+            require(_is_hashable(loss), name, "hashable, as a function is: wrap it in one", loss)
+        unique = len(set(self.metric_names)) == len(self.metric_names)
+        require(unique, "metrics", f"named apart from each other and from {' and '.join(LOSSES)}", self.metrics)
+        require(isinstance(self.sets, Sets), "sets", "Sets(x=..., y=...)", self.sets)
+        for name, of in zip(("x_set", "y_set"), self.sets, strict=True):
+            require(isinstance(of, ConvexSet), name, "a Box, Ball or Simplex", of)
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -138,10 +153,19 @@ class Problem:
     def check(self, x: Array, y: Array, batch: Batch) -> None:
         """Raise `InputError` unless f and g give one number each at (x, y)."""
         for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower)):
-            out = jax.eval_shape(lambda x, y, rows, loss=loss: mean_loss(loss, x, y, rows), x, y, rows)
+            with computing(f"{name}(x, y, batch)"):
+                out = jax.eval_shape(lambda x, y, rows, loss=loss: mean_loss(loss, x, y, rows), x, y, rows)
             if not (isinstance(out, jax.ShapeDtypeStruct) and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
                 given = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", out)
                 raise InputError(f"{name}(x, y, batch) must return one real number, not {given}: take the mean over the batch")
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 class FiveBatches(NamedTuple):
@@ -160,21 +184,33 @@ class Layout:
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
 
     @classmethod
-    def of(cls, tree: Tree) -> Layout:
-        """The layout of this tree."""
-        return cls(jax.tree.structure(tree), tuple(np.shape(leaf) for leaf in jax.tree.leaves(tree)))
-
-    def vector(self, tree: Tree) -> Array:
-        """The tree as a vector."""
-        return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    def of(cls, name: str, tree: Tree) -> tuple[Layout, Array]:
+        """The layout of a start and the start as a vector; `InputError` unless it consists of finite real numbers."""
+        leaves, structure = flattened(name, tree)
+        for leaf in leaves:
+            dtype = getattr(leaf, "dtype", np.dtype(float))
+            if not jnp.issubdtype(dtype, jnp.floating):
+                held = f"{dtype} numbers" if jnp.issubdtype(dtype, jnp.number) else in_one_line(repr(leaf))
+                raise InputError(f"{name} holds {held}, which have no gradient: make them floats, in arrays")
+        if not sum(map(np.size, leaves)):
+            raise InputError(f"{name} has no arrays with numbers in them: give the start as an array or a pytree of arrays")
+        vector = jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+        dtypes = tuple(jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", vector.dtype)) for leaf in leaves)
+        if any(isinstance(leaf, np.ndarray) and leaf.dtype != dtype for leaf, dtype in zip(leaves, dtypes, strict=True)):
+            said = f"{name} is in double precision, and JAX computes in single: set JAX_ENABLE_X64=1, or give float32"
+            warnings.warn(said, stacklevel=4)  # at the caller of `solve`
+        if not jnp.isfinite(vector).all():
+            raise InputError(f"{name} holds a value that is not finite in {vector.dtype}: start from finite numbers")
+        return cls(structure, tuple(map(np.shape, leaves)), dtypes), vector
 
     def tree(self, vector: Array) -> Tree:
-        """The vector as a tree."""
+        """The vector as a tree, its arrays in their own precision."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes])
-        parts = jnp.split(vector, ends[:-1])
-        return jax.tree.unflatten(self.structure, [p.reshape(s) for p, s in zip(parts, self.shapes, strict=True)])
+        parts = zip(jnp.split(vector, ends[:-1]), self.shapes, self.dtypes, strict=True)
+        return jax.tree.unflatten(self.structure, [part.reshape(shape).astype(dtype) for part, shape, dtype in parts])
 
 
 @dataclass(frozen=True)
@@ -193,15 +229,16 @@ def from_trees(
     f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
 ) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
-    for name, tree in (("x0", x0), ("y0", y0)):
-        leaves = jax.tree.leaves(tree)
-        if not leaves:
-            raise InputError(f"{name} has no arrays in it: give the start as an array or a pytree of arrays")
-        for leaf in leaves:
-            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-                raise InputError(f"{name} holds {np.asarray(leaf).dtype} numbers, which have no gradient: make them floats")
-            if not np.all(np.isfinite(leaf)):
-                raise InputError(f"{name} holds a value that is not finite: start from finite numbers")
-    x_layout, y_layout = Layout.of(x0), Layout.of(y0)
-    problem = Problem(OnVectors(f, x_layout, y_layout), OnVectors(g, x_layout, y_layout), sets)
-    return problem, x_layout.vector(x0), y_layout.vector(y0), x_layout.tree, y_layout.tree
+    (x_layout, x), (y_layout, y) = Layout.of("x0", x0), Layout.of("y0", y0)
+    on_trees = Problem(f, g, sets)
+    problem = replace(on_trees, f=OnVectors(f, x_layout, y_layout), g=OnVectors(g, x_layout, y_layout))
+    return problem, x, y, x_layout.tree, y_layout.tree
+
+
+def flattened(what: str, tree: Tree) -> tuple[list[Any], Any]:
+    """The arrays of a tree, and its structure; `InputError` if it is no tree."""
+    try:
+        leaves, structure = jax.tree.flatten(tree)
+        return [leaf if isinstance(leaf, (float, Array)) else np.asarray(leaf) for leaf in leaves], structure
+    except (TypeError, ValueError) as error:  # such as of keys that cannot be sorted
+        raise InputError(f"{what} is not a tree of arrays: {in_one_line(error)}") from None

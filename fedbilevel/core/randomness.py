@@ -1,10 +1,10 @@
-"""The bits of `jax.random`, in programs that XLA runs faster.
+"""The bits of `jax.random`, from programs that XLA runs faster.
 
 On CPUs JAX computes Threefry (J. K. Salmon, M. A. Moraes, R. O. Dror and D. E. Shaw, Parallel Random Numbers: As Easy as
-1, 2, 3, 2011) in loops that copy their keys around: with small problems, most of a step's time. Here the loop turns
-twice and carries nothing but the bits. Without any loop XLA would compute the bits anew for every number that is
-gathered by them. On a GPU every turn of a loop is several kernels, so there the loop is unrolled: what is
-computed anew costs less than starting them.
+1, 2, 3, 2011) in loops that copy their keys around, which takes most of a step's time on small problems. The loop here
+runs twice and carries only the bits. Without a loop, XLA would recompute the bits for every number that is gathered
+with them. On a GPU each iteration of a loop launches several kernels, so there the loop is unrolled: recomputing costs
+less than the launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def key(seed: int) -> Array:
-    """`jax.random.key` for Threefry, whatever JAX's own choice is set to"""
+    """`jax.random.key` for Threefry, whatever JAX's default implementation is"""
     return jax.random.key(seed, impl=IMPLEMENTATION)
 
 
@@ -74,7 +74,7 @@ def _threefry(key: Array, counts: Array) -> tuple[Array, Array]:
 
 
 def _mixed(x: Array, y: Array, group: int, schedule: list[Array], passed: Array | int) -> tuple[Array, Array]:
-    """A group of four rounds, then words of the key and the number of groups added; some have passed before the schedule's."""
+    """Four rounds, then the key's words and the number of groups are added; `passed` groups came before this schedule."""
     for turn in ROTATIONS[group % 2]:
         x = x + y
         y = x ^ ((y << turn) | (y >> (32 - turn)))

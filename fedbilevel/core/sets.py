@@ -1,13 +1,12 @@
 """Closed convex sets that x and y may be confined to, each with its projection.
 
-A set is of whole vectors: of a user's pytree, all entries together. Sets can be compared and hashed, since they
+A set constrains a whole vector: all entries of a user's pytree together. Sets can be compared and hashed, since they
 are part of a problem.
 """
 
 from __future__ import annotations
 
 import abc
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from jax import Array
 from optax.projections import projection_box, projection_l2_ball, projection_simplex
 
 from fedbilevel.errors import InputError
+from fedbilevel.settings import REQUIRED, check_all, real, step_size
 
 
 class ConvexSet(abc.ABC):
@@ -38,13 +38,13 @@ class Everywhere(ConvexSet):
 class Box(ConvexSet):
     """low <= v_j <= high for every entry; either bound may be infinite."""
 
-    low: float
-    high: float
+    low: float = real(REQUIRED, "the least an entry may be", finite=False)
+    high: float = real(REQUIRED, "the most an entry may be", finite=False)
 
     def __post_init__(self) -> None:
-        _make_numbers(self)
+        check_all(self)
         if not (self.low <= self.high and self.low < math.inf and self.high > -math.inf):
-            raise InputError(f"Box: low must be a number at most high; given: low = {self.low}, high = {self.high}")
+            raise InputError(f"Box: low must be a number no greater than high; given: low = {self.low}, high = {self.high}")
 
     def project(self, v: Array) -> Array:
         return projection_box(v, self.low, self.high)
@@ -54,12 +54,10 @@ class Box(ConvexSet):
 class Ball(ConvexSet):
     """|v| <= radius."""
 
-    radius: float
+    radius: float = step_size(REQUIRED, "the most |v| may be")
 
     def __post_init__(self) -> None:
-        _make_numbers(self)
-        if not 0 < self.radius < math.inf:
-            raise InputError(f"Ball: radius must be a finite number above 0; given: {self.radius}")
+        check_all(self)
 
     def project(self, v: Array) -> Array:
         return projection_l2_ball(v, self.radius)
@@ -69,19 +67,17 @@ class Ball(ConvexSet):
 class Simplex(ConvexSet):
     """v_j >= 0 for every entry, Σ_j v_j = scale."""
 
-    scale: float = 1.0
+    scale: float = step_size(1.0, "the sum of the entries")
 
     def __post_init__(self) -> None:
-        _make_numbers(self)
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"Simplex: scale must be a finite number above 0; given: {self.scale}")
+        check_all(self)
 
     def project(self, v: Array) -> Array:
         return projection_simplex(v, self.scale)
 
 
 class Sets(NamedTuple):
-    """X and Y, where x and y must stay."""
+    """X and Y, the sets in which x and y must stay."""
 
     x: ConvexSet = Everywhere()
     y: ConvexSet = Everywhere()
@@ -89,14 +85,3 @@ class Sets(NamedTuple):
 
 EVERYWHERE = Everywhere()
 UNCONSTRAINED = Sets()
-
-
-def _make_numbers(instance: ConvexSet) -> None:
-    """Make every field of a set a Python number."""
-    owner = type(instance).__name__
-    for field in dataclasses.fields(instance):  # type: ignore[arg-type]
-        value = getattr(instance, field.name)
-        try:
-            object.__setattr__(instance, field.name, float(value))
-        except (TypeError, ValueError):
-            raise InputError(f"{owner}: {field.name} must be one number; given: {value}") from None

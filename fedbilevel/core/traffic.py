@@ -1,4 +1,4 @@
-"""What crossed the network: round trips, and numbers sent up and down.
+"""What crosses the network: round trips, and numbers sent up and down.
 
 One *round* is one round trip: the server sends something to some clients and they send something back.
 A *float* is one number of an array that crosses. Inside compiled code the counts are pairs of 32-bit
@@ -21,7 +21,7 @@ MASK = (1 << HALF) - 1
 
 
 def floats(tree: Tree) -> int:
-    """The numbers in all arrays of a tree."""
+    """How many numbers the arrays of a tree hold."""
     return sum(int(np.prod(np.shape(leaf))) for leaf in jax.tree.leaves(tree))
 
 
@@ -56,19 +56,19 @@ class Traffic(NamedTuple):
 
     @classmethod
     def zero(cls) -> Traffic:
-        """Nothing sent yet."""
+        """The counts before anything is sent."""
         return cls(jnp.int32(0), jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32))
 
     @classmethod
     def of(cls, counts: Traffic | Totals) -> Traffic:
-        """The same counts, if they were made on the host."""
+        """The same counts, converted if they were made on the host."""
         if isinstance(counts, Traffic):
             return counts
         up, down = (np.array([n >> 32, n & 0xFFFFFFFF], np.uint32) for n in (counts.up, counts.down))
         return cls(jnp.int32(counts.rounds), jnp.asarray(up), jnp.asarray(down))
 
     def plus(self, rounds: Array | int, up: Array, down: Array) -> Traffic:
-        """With more rounds (a number) and floats (pairs) added."""
+        """These counts plus more rounds (a number) and floats (pairs)."""
         return Traffic(self.rounds + jnp.asarray(rounds, jnp.int32), total(self.up, up), total(self.down, down))
 
 
@@ -80,5 +80,5 @@ class Totals(NamedTuple):
     down: int = 0
 
     def plus(self, traffic: Traffic) -> Totals:
-        """With the counts of a compiled stretch added."""
+        """These counts plus those of a compiled stretch."""
         return Totals(self.rounds + int(traffic.rounds), self.up + exact(traffic.up), self.down + exact(traffic.down))

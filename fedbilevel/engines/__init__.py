@@ -1,1 +1,1 @@
-"""Who takes an algorithm's steps: simulated clients in one process, or deployed ones behind a transport."""
+"""What runs an algorithm's steps: simulated clients in one process, or deployed ones behind a transport."""

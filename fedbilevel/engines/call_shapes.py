@@ -1,7 +1,7 @@
-"""What each client function of an algorithm is given and gives: the shapes and dtypes by which both ends check messages.
+"""The shapes and dtypes that an algorithm's client functions take and return, by which both ends check messages.
 
-They are read off the algorithm itself: one abstract step of it, on the client's own losses and the task's x and y,
-computes nothing and meets every call.
+They are read off the algorithm itself: one abstract step, on the client's own losses and the task's x and y, computes
+nothing and makes every call.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Shape(NamedTuple):
 
 
 class CallShape(NamedTuple):
-    """What one call is given and gives."""
+    """What one call takes and returns."""
 
     arguments: Shape
     result: Shape
 
 
 CallShapes = Mapping[str, frozenset[CallShape]]
-EVALUATING = "evaluate"  # stands beside the client functions, for the problem's metrics at x and y
+EVALUATING = "evaluate"  # listed with the client functions, for the problem's metrics at x and y
 
 
 def call_shapes(algorithm: Algorithm, population: Population, x: Array, y: Array) -> CallShapes:
-    """Of all client functions that a start or a step of the algorithm calls, by name, and of evaluating."""
+    """The call shapes, by name, of all client functions that the algorithm's start or step calls, and of evaluation."""
     seen: dict[str, set[CallShape]] = {}
 
     def watch(call: ClientCall) -> Rehearsed:
@@ -77,11 +77,11 @@ def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
     taken = {str(s.arguments) for s in known.get(name, ()) if s.arguments != given}
     if not any(s.arguments == given for s in known.get(name, ())):
         wanted = " or ".join(sorted(taken)) or "no call at all"
-        raise InputError(f"{name} was asked for with {given}, and this algorithm's takes {wanted}: refused")
+        raise InputError(f"{name} was called with {given}, but this algorithm's takes {wanted}: refused")
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:
-    """Raise `InputError` unless every array of a value is of a kind that some call takes."""
+    """Raise `InputError` unless every array of a value has a shape and dtype that some call takes."""
     taken = {array for found in known.values() for s in found for array in s.arguments.arrays}
     given = Shape.of(value)
     if not set(given.arrays) <= taken:
@@ -89,11 +89,11 @@ def check_argument(known: CallShapes, value: Tree) -> None:
 
 
 def check_result(known: CallShapes, name: str, value: Tree) -> None:
-    """Raise `InputError` unless that function gives values of this shape."""
+    """Raise `InputError` unless that function returns values of this shape."""
     given = Shape.of(value)
     if not any(s.result == given for s in known.get(name, ())):
         wanted = " or ".join(sorted({str(s.result) for s in known.get(name, ())})) or "nothing"
-        raise InputError(f"{name} was answered with {given}, and this algorithm's gives {wanted}: refused")
+        raise InputError(f"{name} was answered with {given}, but this algorithm's returns {wanted}: refused")
 
 
 def check_finite(what: str, tree: Tree) -> None:
@@ -104,6 +104,6 @@ def check_finite(what: str, tree: Tree) -> None:
 
 
 def _all_finite(array: np.ndarray) -> bool:
-    """Whether all numbers are finite: where their sum is, which is quickly seen, or else one by one."""
+    """Whether all numbers are finite: first by their sum, which is fast, and then one by one."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

@@ -1,4 +1,4 @@
-"""The client's side of a deployed federation: answers requests with its own data, and keeps what it is told to keep."""
+"""The client's side of a deployed federation: answers requests with its own data, and keeps values on request."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
 class ValueStore(Protocol):
-    """Where a client's values outlive its process."""
+    """Storage in which a client's values outlive its process."""
 
     def save(self, step: int, data: bytes, keep: int) -> None:
-        """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+        """Store the data of a step, and of older steps keep only that of the step `keep`."""
 
     def load(self, step: int) -> bytes:
-        """The data of a step; `InputError` if there are none."""
+        """The data of a step; `InputError` if it is missing."""
 
 
 class ClientRuntime:
@@ -51,12 +51,12 @@ class ClientRuntime:
         self._kept: dict[int, Tree] = {}
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a request; `InputError` or `NotFinite` if it asks for what a client does not do."""
+        """The reply to a request; `InputError` or `NotFinite` if it asks for something that a client does not do."""
         request = wire.decode(data, EXPRESSIONS | self._named)
         if not isinstance(request, Request):
-            raise InputError("a message is no request: refused")
+            raise InputError("a message is not a request: refused")
         if request.reply and not isinstance(request.expression, (Call, Evaluate)):
-            raise InputError("what is kept here does not leave this client: ask for a client function or for metrics")
+            raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
         needed = set(request.needed)
         self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
         result = self._evaluate(request.expression)
@@ -86,7 +86,7 @@ class ClientRuntime:
                 return _metrics(self._population, *point)
             case Save(step=step, values=values, keep=keep):
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
-                    raise InputError("only what is kept here is saved here: refused")
+                    raise InputError("only values kept here are saved here: refused")
                 kept = [jax.tree.map(np.asarray, self._evaluate(v)) for v in values]
                 self._disk.save(step, wire.encode(kept), keep)
                 return None
@@ -106,7 +106,7 @@ class ClientRuntime:
 
     def _recalled(self, slot: int) -> Tree:
         if slot not in self._kept:
-            raise InputError(f"nothing is kept here under the number {slot}: this client started after it was computed")
+            raise InputError(f"no value is kept here under the number {slot}: this client started after it was computed")
         return self._kept[slot]
 
     def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:

@@ -1,4 +1,4 @@
-"""The deployed engine: the same algorithms, their client functions called by name at clients behind a transport."""
+"""The deployed engine: the same algorithms, with client functions called by name at clients behind a transport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
-NEVER = -1  # the step at which a client that was never asked to saved its values
+NEVER = -1  # instead of a step, for a client that has never saved its values
 
 
 class DeployedEngine:
@@ -40,11 +40,11 @@ class DeployedEngine:
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise `InputError` unless it can run the algorithm on the task."""
+        """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         if algorithm.pooled:
             name = type(algorithm).__name__
-            raise InputError(f"{name} pools the data of all clients, and a federation's stay where they are: simulate it")
+            raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
         """The algorithm's first state."""
@@ -64,13 +64,13 @@ class DeployedEngine:
         return algorithm.rounds(server_key, self.participation.capacity(self.population.size))
 
     def repeat(self, goes_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-        """`carry` after `body` was applied while `goes_on`."""
+        """Apply `body` to `carry` while `goes_on` holds."""
         while goes_on(carry):
             carry = body(carry)
         return carry
 
     def start(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
-        """As `init`."""
+        """See `init`."""
         return self.init(algorithm, x, y, key)
 
     def advance(self, algorithm: Algorithm, state: Any, step: int, key: Array, limits: Limits) -> Stretch:
@@ -78,7 +78,7 @@ class DeployedEngine:
         return advance(self, algorithm, state, step, key, limits)
 
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
-        """The metrics of the data of the clients that answer, how many answers were missing, and what the server knows."""
+        """The metrics on the data of the clients that answer, the number of missing answers, and what the server knows."""
         wanted: Wanted = {}
         for m in range(self.population.size):
             computed: list[Held] = []
@@ -99,8 +99,8 @@ class DeployedEngine:
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
 
-        In the place of the clients' values it has the step at which each client last saved its own. A client keeps
-        those of the checkpoint before too, until the next call says that this one is durable. Raises `RuntimeError`
+        Instead of the clients' values it has the step at which each client last saved its own. A client also keeps
+        those of the previous checkpoint, until the next call says that this one is durable. Raises `RuntimeError`
         if no client could save its own.
         """
         rows = [leaf for leaf in leaves(state) if isinstance(leaf, HeldRows)]
@@ -118,7 +118,7 @@ class DeployedEngine:
         return [*own, np.asarray(self.exchange.absences, np.int32)]
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
-        """The state from what `save` gave; `InputError` if those are not arrays of this run's."""
+        """The state from what `save` returned; `InputError` if the arrays are not this run's."""
         shapes = SimulatedEngine(self.population, Everyone()).state_shapes(algorithm, x, y, key)
         kinds, structure = jax.tree.flatten(shapes, is_leaf=is_per_client)
         where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)

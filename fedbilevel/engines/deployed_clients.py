@@ -1,9 +1,9 @@
 """The clients behind an exchange, as an algorithm sees them during one step.
 
-What a client is to compute is an expression: a client function's name, a key, and arguments that are arrays,
+What a client should compute is an expression: a client function's name, a key, and arguments that are arrays,
 values kept at the client, or further expressions. It is sent when the server needs the answer, so that
-`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number as long as the server
-needs them: each request says which these are.
+`S.mean(h, S.map(g, x))` is one round trip. Values stay at the client under a number for as long as the server
+needs them; each request lists them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, squared_distance
+from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
@@ -41,7 +41,7 @@ class DeployedClients(Clients):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
-        self.weights = np.asarray(population.weights)
+        self.weights, self.equal_weights = np.asarray(population.weights), population.equal_weights
         self.reported: dict[str, Array | float] = {}
 
     @property
@@ -69,12 +69,12 @@ class DeployedClients(Clients):
         return value
 
     def next_key(self) -> Array:
-        """The randomness of the next call or draw."""
+        """The random key of the next call or draw."""
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
 
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
-        """As the exchange's `ask`, counted as traffic."""
+        """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
         down = sum(sent_floats(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent)
         up = sum(floats(r) for r in replies.values())
@@ -87,7 +87,7 @@ class DeployedClients(Clients):
         self.reported |= numbers
 
     def settled(self, state: Any) -> Any:
-        """The state, once the clients have computed what it leaves with them."""
+        """The state, once the clients have computed the parts that they hold."""
         wanted: Wanted = {}
         population = len(self.weights)
         state = jax.tree.map(lambda leaf: leaf.made(population) if is_per_client(leaf) else leaf, state, is_leaf=is_per_client)
@@ -104,7 +104,7 @@ class DeployedClients(Clients):
 class DeployedCohort(Cohort):
     """Some clients behind the transport.
 
-    One that fails to answer is not asked again in this cohort. Where nobody is left, others stand in: a mean is never
+    One that fails to answer is not asked again in this cohort. If nobody is left, others stand in: a mean is never
     over nobody, as in a simulation with dropouts.
     """
 
@@ -120,24 +120,25 @@ class DeployedCohort(Cohort):
         call = self._call(function, args)
         return self._hold(lambda m: partial(call, m))
 
-    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+    def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         replies, weights = self._ask(function, args)
-        return _weighted_sum(weights / weights.sum(), replies)
+        return self._estimate(self._average(weights), replies, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         replies, weights = self._ask(function, args)
-        with_squares = [(reply, np.asarray(squared_distance(reply, around))) for reply in replies]
-        mean, square = _weighted_sum(weights / weights.sum(), with_squares)
-        return mean, drift(square, mean, around)
+        each = self._average(weights)
+        center = _weighted_sum(each / each.sum(), replies)
+        squares = np.asarray([squared_distance(reply, center) for reply in replies])
+        return self._estimate(each, replies, around), jnp.sqrt(each @ squares / each.sum())
 
-    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         replies, weights = self._ask(function, args)
-        return _weighted_sum(weights * (len(self._clients.weights) / max(len(replies), 1)), replies)
+        return self._estimate(self._unbiased(weights), replies, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         replies, _ = self._ask(function, args, stand_in=otherwise is None)
         if not replies and otherwise is None:
-            raise RuntimeError(f"nobody was asked for {function.__name__}: say what the rows are otherwise")
+            raise RuntimeError(f"nobody was asked for {function.__name__}: give the rows to return as `otherwise`")
         if not replies:
             return otherwise
         rows = np.flatnonzero(self._active)
@@ -200,6 +201,21 @@ class DeployedCohort(Cohort):
                 self._replace(np.flatnonzero(asked))
         members = self._ids[self._active]
         return [replies[m] for m in members], self._clients.weights[members]
+
+    def _unbiased(self, weights: np.ndarray) -> np.ndarray:
+        """(M / |S|) w_i for those who answered"""
+        return weights * (len(self._clients.weights) / max(len(weights), 1))
+
+    def _average(self, weights: np.ndarray) -> np.ndarray:
+        """The same; 1 / |S| where all weights are equal."""
+        return weights / weights.sum() if self._clients.equal_weights else self._unbiased(weights)
+
+    def _share(self, each: np.ndarray) -> float | None:
+        """The sum of these; None where it is known to be 1."""
+        return None if self._clients.equal_weights else float(each.sum())
+
+    def _estimate(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
+        return recentred(_weighted_sum(each, replies), self._share(each), around)
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""

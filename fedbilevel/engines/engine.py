@@ -1,4 +1,4 @@
-"""The one seam between an experiment and whoever takes its steps: simulated clients, or deployed ones behind a transport."""
+"""The one interface between an experiment and what runs its steps: simulated clients, or deployed ones behind a transport."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.clients import server_floats
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.errors import InputError
@@ -19,11 +20,11 @@ from fedbilevel.tasks.base import Task
 
 UNLIMITED = 2**31 - 1  # rounds or steps
 
-Reported = dict[str, Array]  # by name, what an algorithm says about its last step
+Reported = dict[str, Array]  # by name, what an algorithm reports about its last step
 
 
 class Step(NamedTuple):
-    """What a start or a step gives: the state, what it took to communicate, and what the algorithm reports."""
+    """The result of a start or a step: the state, the traffic it took, and what the algorithm reports."""
 
     state: Any
     traffic: Traffic | Totals
@@ -33,28 +34,32 @@ class Step(NamedTuple):
 class Limits(NamedTuple):
     """Where a stretch of steps ends."""
 
-    due: Array | int  # after so many rounds, when metrics are due
+    due: Array | int  # after this many rounds, when metrics are due
     budget: Array | int  # before a step that would take more rounds than this
-    pause: Array | int  # at this step, for a look at the run
+    pause: Array | int  # at this step, for a check on the run
     last: Array | int  # at this step, the run's last
 
 
 class Stretch(NamedTuple):
-    """What a stretch of steps gives."""
+    """The result of a stretch of steps."""
 
     state: Any
     step: Array  # the number of the last step
     traffic: Traffic
     reported: Reported  # by the last step
-    finite: Array  # whether all numbers of the state are
+    finite: Array  # whether all numbers of the state are finite
     more: Array  # whether another step fits
 
 
 class Engine(Protocol):
-    """Takes the steps of an experiment. What it returns are pytrees that the experiment hands back and does not look into."""
+    """Runs the steps of an experiment. It returns pytrees that the experiment hands back without looking into them."""
+
+    @property
+    def participation(self) -> Participation:
+        """How cohorts are drawn."""
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise `InputError` unless it can run the algorithm on the task."""
+        """Raise `InputError` unless this engine can run the algorithm on the task."""
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
         """The rounds that the step with this key takes, by the algorithm's own formula."""
@@ -66,29 +71,29 @@ class Engine(Protocol):
         """One outer step."""
 
     def repeat(self, goes_on: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any) -> Any:
-        """`carry` after `body` was applied while `goes_on`."""
+        """Apply `body` to `carry` while `goes_on` holds."""
 
     def start(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
-        """As `init`, as fast as this engine can."""
+        """Like `init`, as fast as this engine can."""
 
     def advance(self, algorithm: Algorithm, state: Any, step: int, key: Array, limits: Limits) -> Stretch:
-        """As the function `advance`, as fast as this engine can."""
+        """Like the function `advance`, as fast as this engine can."""
 
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
-        """The metrics of a state: what the clients' data says of it, and what the task says about (x, y)."""
+        """The metrics of a state: those on the clients' data, and those that the task computes from (x, y)."""
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as arrays for a checkpoint, once the clients have made their own parts durable."""
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
-        """The state from what `save` gave; `InputError` if those are not arrays of this run's.
+        """The state from what `save` returned; `InputError` if the arrays are not this run's.
 
-        The rest is what `init` takes, for clients that never saved their parts.
+        The other arguments are those of `init`, for clients that never saved their parts.
         """
 
 
 def advance(engine: Engine, algorithm: Algorithm, state: Any, step: Array | int, key: Array, limits: Limits) -> Stretch:
-    """Steps until `limits`: step t takes its randomness from (key, t), so where stretches end changes no bit."""
+    """Take steps up to `limits`: step t takes its randomness from (key, t), so where stretches end changes no bit."""
 
     def fits(step: Array, traffic: Traffic) -> Array:
         return (step < limits.last) & (engine.rounds(algorithm, fold_in(key, step + 1)) <= limits.budget - traffic.rounds)
@@ -109,7 +114,7 @@ def advance(engine: Engine, algorithm: Algorithm, state: Any, step: Array | int,
 
 
 def complete_report(algorithm: Algorithm, given: Mapping[str, Array | float]) -> Reported:
-    """What a step reports, under all names that the algorithm declares; not a number where it is silent."""
+    """What a step reports, under all names that the algorithm declares; NaN where it reports nothing."""
     unknown = given.keys() - algorithm.reports.keys()
     if unknown:
         raise TypeError(f"{type(algorithm).__name__}.reports does not declare {', '.join(sorted(unknown))}")
@@ -117,8 +122,8 @@ def complete_report(algorithm: Algorithm, given: Mapping[str, Array | float]) ->
 
 
 def unflattened(arrays: list[np.ndarray], shapes: Any) -> Any:
-    """The tree of these shapes from its arrays; `InputError` if they are others."""
+    """The tree of these shapes from its arrays; `InputError` if their shapes or dtypes differ."""
     wanted, structure = jax.tree.flatten(shapes)
     if [(a.shape, a.dtype) for a in arrays] != [(s.shape, s.dtype) for s in wanted]:
-        raise InputError("arrays of other shapes or precision than this run's: set JAX up as it was")
+        raise InputError("arrays whose shapes or precision differ from this run's: set up JAX as it was")
     return jax.tree.unflatten(structure, [jnp.asarray(a) for a in arrays])

@@ -1,4 +1,4 @@
-"""Requests to clients over a transport, and their answers, checked: a bad answer is its own client's trouble alone."""
+"""Requests to clients over a transport, and their checked answers: a bad answer affects only its own client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
-    """Carries bytes between the server and the clients; the one seam between us and the software that connects them."""
+    """Carries bytes between the server and the clients; the one interface to the software that connects them."""
 
     def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
-        """Send each client its request at the same time: the replies, and for the others what went wrong."""
+        """Send all clients their requests at the same time; returns the replies, and what went wrong at the others."""
 
 
 class Exchange:
@@ -31,12 +31,12 @@ class Exchange:
 
     def __init__(self, transport: Transport, clients: int, metrics: int, call_shapes: CallShapes | None = None):
         self.transport, self.slots = transport, Slots(clients)
-        self.absences = 0  # answers that were missing since the last evaluation
+        self.absences = 0  # answers missing since the last evaluation
         self._metrics, self._call_shapes = metrics, call_shapes
         self._troubles: Failures = {}
 
     def ask(self, wanted: Wanted, reply: bool, types: Mapping[str, type]) -> tuple[dict[int, Tree], Failures]:
-        """Have each client compute its expression; what the expressions hold is then kept there."""
+        """Have each client compute its expression, and keep the values that the expression holds."""
         if not wanted:
             return {}, {}
         requests = {m: wire.encode(Request(e, reply, sorted(self.slots.needed[m]))) for m, (e, _) in wanted.items()}
@@ -60,15 +60,15 @@ class Exchange:
         return {m: replies[m] for m in wanted if m in replies}, failures
 
     def _check(self, expression: Any, value: Tree) -> None:
-        """Raise unless the value can be what the expression gives."""
+        """Raise unless the value can be the result of the expression."""
         if isinstance(expression, Call) and self._call_shapes is not None:
             check_result(self._call_shapes, expression.function, value)
         if isinstance(expression, Evaluate) and np.shape(value) != (self._metrics,):
-            raise InputError(f"{self._metrics} numbers were asked for, and an array of shape {np.shape(value)} came: refused")
+            raise InputError(f"expected {self._metrics} numbers, got an array of shape {np.shape(value)}: refused")
         check_finite("an answer", value)
 
     def _log(self, replies: Mapping[int, Tree], failures: Failures) -> None:
-        """Say once who has fallen silent or is refused, and who is back."""
+        """Log once who has fallen silent or is refused, and who is back."""
         for m, failure in failures.items():
             if self._troubles.get(m) != failure:
                 logger.warning("client %d is left out of this round: %s", m, failure)

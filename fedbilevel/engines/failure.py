@@ -1,4 +1,4 @@
-"""What keeps a client's answer from the server: a type that crosses the wire, so that nobody reads it out of a message."""
+"""Why a client's answer is missing: a type that crosses the wire, so that nobody has to read it out of a message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedbilevel.errors import InputError, NotFinite
 
 
 class Kind(enum.StrEnum):
-    """The first three are a client's own word, the others what its transport found."""
+    """The first three are reported by the client, the others by its transport."""
 
-    REFUSED = "refused"  # the client does not do what it was asked
+    REFUSED = "refused"  # the client will not do what it was asked
     NOT_FINITE = "not finite"  # a number that it was given or computed is not finite
     BROKEN = "broken"  # something went wrong at the client
     LATE = "late"  # no answer came in time
@@ -21,7 +21,7 @@ class Kind(enum.StrEnum):
 
 
 class Failure(NamedTuple):
-    """Why a client has not answered, in one line; a request that never left the server is no traffic."""
+    """Why a client has not answered, in one line; a request that never left the server does not count as traffic."""
 
     kind: Kind
     line: str
@@ -29,7 +29,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """What an exception at a client is to the server."""
+        """The failure that an exception at a client means to the server."""
         match error:
             case InputError():
                 return cls(Kind.REFUSED, str(error))
@@ -46,9 +46,9 @@ Failures = dict[int, Failure]  # by client
 
 
 def silence(failures: Mapping[int, Failure]) -> NotFinite | RuntimeError:
-    """What to raise where no client has answered."""
+    """The error to raise when no client has answered."""
     diverged = sum(failure.kind is Kind.NOT_FINITE for failure in failures.values())
     if 2 * diverged > len(failures):
-        return NotFinite(f"what {diverged} of {len(failures)} clients computed is not finite")
+        return NotFinite(f"{diverged} of {len(failures)} clients computed values that are not finite")
     m, failure = next(iter(failures.items()))
     return RuntimeError(f"none of {len(failures)} clients answered; client {m}: {failure}")

@@ -1,4 +1,4 @@
-"""Values that clients hold for the server: what it knows of them is how they are made, or under which number they are kept."""
+"""Values that clients hold for the server, which knows only how they are made or under which number they are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slots:
         self._last = 0
 
     def new(self, m: int) -> int:
-        """A number for a value that client m is to keep."""
+        """A number for a value that client m will keep."""
         self._last += 1
         self.needed[m].add(self._last)
         return self._last
@@ -36,7 +36,7 @@ class Held:
         weakref.finalize(self, slots.needed[m].discard, self.slot)
 
     def expression(self, computed: list[Held]) -> Any:
-        """For a request; `computed` gains what the client will keep after it."""
+        """The expression for a request; adds to `computed` what the client will keep after it."""
         if self.make is None or any(self is c for c in computed):
             return Kept(self.slot)
         expression = self.make(self.slot, computed)
@@ -44,8 +44,8 @@ class Held:
         return expression
 
 
-Make = Callable[[int, list[Held]], Call | Store | Saved]  # the expression that has a value kept under a slot
-Wanted = dict[int, tuple[Any, list[Held]]]  # by client, what it is to compute, and what it keeps after that
+Make = Callable[[int, list[Held]], Call | Store | Saved]  # the expression that makes a value and keeps it under a slot
+Wanted = dict[int, tuple[Any, list[Held]]]  # by client, what it should compute, and what it then keeps
 
 
 class HeldPart(NamedTuple):
@@ -55,13 +55,13 @@ class HeldPart(NamedTuple):
     path: tuple[int, ...] = ()
 
     def expression(self, computed: list[Held]) -> Any:
-        """As `Held.expression`."""
+        """See `Held.expression`."""
         whole = self.held.expression(computed)
         return Part(whole, self.path) if self.path else whole
 
 
 class HeldRows(PerClient):
-    """A held value for each client, by its number; made when first asked for, since a cohort's members can still change."""
+    """A held value for each client, by its number; made on first use, since a cohort's members can still change."""
 
     def __init__(self, at: Callable[[int], HeldPart]):
         self.at: Callable[[int], HeldPart] = cache(at)
@@ -74,12 +74,12 @@ class HeldRows(PerClient):
         return HeldRows(part)
 
     def made(self, population: int) -> HeldRows:
-        """The same for all clients, made by now, so that it keeps alive nothing that it was made from."""
+        """The same values, made now for all clients, so that nothing that they were made from is kept alive."""
         return HeldRows([self.at(m) for m in range(population)].__getitem__)
 
 
 def leaves(state: Any) -> list[Any]:
-    """The arrays of a state, and what its clients hold."""
+    """The arrays of a state, and the values that its clients hold."""
     return jax.tree.leaves(state, is_leaf=is_per_client)
 
 

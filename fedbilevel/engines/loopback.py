@@ -1,4 +1,4 @@
-"""A transport within one process that still turns every message into bytes and back."""
+"""A transport inside one process that still turns every message into bytes and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedbilevel.engines.failure import Failure, Failures
 
 
 class Loopback:
-    """Clients of this process, asked one after another."""
+    """Clients in this process, asked one after another."""
 
     def __init__(self, runtimes: Mapping[int, ClientRuntime]):
         self._runtimes = runtimes

@@ -1,4 +1,4 @@
-"""What the server asks of a client: expressions of client functions by name, arrays, and values kept at the client."""
+"""What the server asks of a client: expressions built from client functions by name, arrays, and values kept there."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Call(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A value of the server's, kept under `slot`."""
+    """A value from the server, kept under `slot`."""
 
     value: Tree
     slot: int
 
 
 class Kept(NamedTuple):
-    """What is kept under `slot`."""
+    """The value kept under `slot`."""
 
     slot: int
 
 
 class Part(NamedTuple):
-    """A part of the tuple that an expression gives."""
+    """A part of the tuple that an expression results in."""
 
     of: Any
     path: tuple[int, ...]
@@ -47,7 +47,7 @@ class Evaluate(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Put values on the client's disk as those of a step, and remove all but these and those of the step to `keep`."""
+    """Save values on the client's disk under a step, and remove all but these and those of the step `keep`."""
 
     step: int
     values: list
@@ -55,7 +55,7 @@ class Save(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The value in some place on the client's disk of those of a step, kept under `slot`."""
+    """The value at `place` among those of a step on the client's disk, kept under `slot`."""
 
     step: int
     place: int
@@ -63,7 +63,7 @@ class Saved(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a client is to compute, whether to send the result back, and the slots it may not forget before."""
+    """What a client should compute, whether to send the result back, and the slots that it must still keep."""
 
     expression: Any
     reply: bool
@@ -74,7 +74,7 @@ EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Evaluate, Save, 
 
 
 def sent_floats(expression: Any) -> int:
-    """The numbers that travel in an expression; keys and slots are part of the envelope."""
+    """How many numbers an expression carries; keys and slots are part of the envelope."""
     match expression:
         case Call(args=inside) | list(inside):
             return sum(sent_floats(e) for e in inside)

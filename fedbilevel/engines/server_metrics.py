@@ -1,4 +1,4 @@
-"""The metrics that a server can tell without its clients' own values."""
+"""The metrics that a server can compute without its clients' own values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedbilevel.tasks.base import Metrics, Task
 
 
 def known_at_server(task: Task) -> Callable[[Array, Array | None], dict[str, Array]]:
-    """The task's metrics where the server may not know y: then those alone that do not depend on it."""
+    """The task's metrics; if the server does not know y, only those that do not depend on it."""
 
     def known(x: Array, y: Array | None) -> dict[str, Array]:
         if y is not None:
@@ -26,7 +26,7 @@ def known_at_server(task: Task) -> Callable[[Array, Array | None], dict[str, Arr
 
 
 def _independent_of_second(metrics: Metrics, x: Array, y: Array) -> set[str]:
-    """The names of the results that no operation connects with the second argument."""
+    """The names of the results that no operation connects to the second argument."""
     shapes = jax.eval_shape(metrics, x, y)
     program = jax.make_jaxpr(metrics)(x, y).jaxpr
     reached = set(program.invars[1:])

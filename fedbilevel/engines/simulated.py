@@ -1,4 +1,4 @@
-"""The simulated federation: all clients in one process, vmapped, and a whole step one pure function."""
+"""The simulated federation: all clients vmapped in one process, and each whole step one pure function."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fedbilevel.engines.simulated_clients import Rows, SimulatedClients, Watch
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
-PRODUCTS = {  # of float32 matrices: in which arithmetic, by JAX's names
-    "default": None,  # as JAX does it on the device: of 10 bits on NVIDIA's GPUs, whole on CPUs
+PRODUCTS = {  # of float32 matrices: the arithmetic, by JAX's names
+    "default": None,  # JAX's choice for the device: 10 bits on NVIDIA GPUs, full precision on CPUs
     "float32": "highest",
-    "bfloat16": "BF16_BF16_F32",  # factors rounded to 7 bits, added up in float32
+    "bfloat16": "BF16_BF16_F32",  # factors rounded to 7 bits, sums in float32
 }
 
 
@@ -42,7 +42,7 @@ class SimulatedEngine:
     products: str = "default"  # one of `PRODUCTS`
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
-        """Raise `InputError` unless it can run the algorithm on the task."""
+        """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         if self.products != "default" and task.x.dtype != jnp.float32:
             raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
@@ -67,11 +67,11 @@ class SimulatedEngine:
         return algorithm.rounds(server_key, self.participation.capacity(self.population.size))
 
     def repeat(self, goes_on: Callable[[Any], Array], body: Callable[[Any], Any], carry: Any) -> Any:
-        """`carry` after `body` was applied while `goes_on`, compiled."""
+        """Apply `body` to `carry` while `goes_on` holds, compiled."""
         return lax.while_loop(goes_on, body, carry)
 
     def start(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
-        """As `init`, compiled."""
+        """Like `init`, compiled."""
         return _init(self._everywhere, algorithm, x, y, key)
 
     def advance(self, algorithm: Algorithm, state: Any, step: int, key: Array, limits: Limits) -> Stretch:
@@ -87,7 +87,7 @@ class SimulatedEngine:
         return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
-        """The state from what `save` gave; `InputError` if those are not arrays of this run's."""
+        """The state from what `save` returned; `InputError` if the arrays are not this run's."""
         return unflattened(arrays, self.state_shapes(algorithm, x, y, key))
 
     def state_shapes(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
@@ -95,12 +95,12 @@ class SimulatedEngine:
         return jax.eval_shape(type(self).init, self, algorithm, x, y, key).state
 
     def rehearse_init(self, watch: Watch, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[Any, Traffic]:
-        """Start the algorithm on no numbers: its state's shapes hold, and the traffic is what `watch` counts of its calls."""
+        """Start the algorithm without numbers: its state has the right shapes, and the traffic is what `watch` counts."""
         clients = self._clients(key, watch)
         return algorithm.init(x, y, clients), clients.traffic
 
     def rehearse_step(self, watch: Watch, algorithm: Algorithm, shapes: Any, key: Array) -> Traffic:
-        """The same for the step with this key, from a state of these shapes."""
+        """Like `rehearse_init`, for the step with this key from a state of these shapes."""
         server_key, clients_key = split(key)
         clients = self._clients(clients_key, watch)
         algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), clients, server_key)

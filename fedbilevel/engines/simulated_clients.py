@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
-from fedbilevel.core.clients import Clients, Cohort, PerClient, drift, squared_distance
+from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -34,11 +34,11 @@ class Rows(PerClient):
 
 
 class ClientCall(NamedTuple):
-    """A client function that an algorithm has some clients compute."""
+    """A call of a client function at some clients."""
 
     function: Callable[..., Tree]
     arguments: tuple  # the server's values, and `Rows` of what each client holds
-    compute: Callable[[Tree], Tree]  # what one client gives, from its row
+    compute: Callable[[Tree], Tree]  # one client's result, from its row
     rows: Tree  # a row for each client asked
     members: Array  # their numbers
     active: Array  # whether each takes part
@@ -48,7 +48,7 @@ class ClientCall(NamedTuple):
         return jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), self.rows)
 
     def arguments_of_one(self) -> tuple:
-        """The shapes of the arguments that one client is given."""
+        """The shapes of one client's arguments."""
         return tuple(
             jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), a.rows)
             if isinstance(a, Rows)
@@ -57,12 +57,12 @@ class ClientCall(NamedTuple):
         )
 
     def result(self) -> Tree:
-        """The shapes of what one client gives."""
+        """The shapes of one client's result."""
         return jax.eval_shape(self.compute, self.row())
 
 
 class Rehearsed(NamedTuple):
-    """What a watcher makes of a call: what all clients answer in its place, and two counts, each below 2³²."""
+    """A watcher's response to a call: what all clients answer instead, and two counts, each below 2³²."""
 
     answer: Tree
     counts: tuple[Array | int, Array | int] = (0, 0)
@@ -72,7 +72,7 @@ Watch = Callable[[ClientCall], Rehearsed]
 
 
 class SimulatedClients(Clients):
-    """The clients during one step. What they do to the count of calls and of traffic is threaded by `loop`."""
+    """The clients during one step. Their counts of calls and of traffic are threaded through `loop`."""
 
     def __init__(
         self,
@@ -118,38 +118,38 @@ class SimulatedClients(Clients):
         return value
 
     def next_key(self) -> Array:
-        """The randomness of the next call or draw."""
+        """The random key of the next call or draw."""
         self._check_trace()
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
 
     def count(self, rounds: Array | int, up: Array, down: Array) -> None:
-        """Add to the traffic, which is not asked for where a rehearsal is watched."""
+        """Add to the traffic, except in a rehearsal, where it is not needed."""
         self._check_trace()
         if self.watch is None:
             self.traffic = self.traffic.plus(rounds, up, down)
 
     def rehearse(self, watch: Watch, call: ClientCall) -> Tree:
-        """What the watcher has all clients answer; what it counts stands in the place of floats up and down."""
+        """What the watcher has all clients answer; its counts replace the floats up and down."""
         answer, counts = watch(call)
         self.traffic = self.traffic.plus(0, *(product(count, 1) for count in counts))
         return answer
 
     def report(self, **numbers: Array | float) -> None:
         if get_opaque_trace_state() != self._outermost:
-            raise TypeError("clients.report is for the step itself: call it outside of loops")
+            raise TypeError("clients.report is for the step itself: call it outside loops")
         self.reported |= numbers
 
     def _check_trace(self) -> None:
         if get_opaque_trace_state() != self._trace:
             raise TypeError(
-                "a client was asked from inside a loop, condition or transformation of JAX's own: "
+                "a client was called inside one of JAX's own loops, conditions or transformations: "
                 "use clients.loop(n, body, value) for a loop that communicates"
             )
 
 
 class SimulatedCohort(Cohort):
-    """Some clients, as rows of stacked arrays. Inactive members are computed and their rows left out."""
+    """Some clients, as rows of stacked arrays. Inactive members are computed, but their rows are left out."""
 
     def __init__(self, clients: SimulatedClients, ids: Array, active: Array | None):
         self._clients, self._ids, self._active = clients, ids, active
@@ -171,19 +171,16 @@ class SimulatedCohort(Cohort):
         each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
         return Rows(jax.tree.map(lambda r: r.reshape(-1, *r.shape[2:])[:n], each))
 
-    def mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        weights = self._weights()
-        return self._sum(weights / weights.sum(), function, args)[0]
+    def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        return self._estimate(self._average(), function, args, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        weights = self._weights()
-        mean, square = self._sum(weights / weights.sum(), function, args, lambda h: squared_distance(h, around))
-        return mean, drift(square, mean, around)
+        each = self._average()
+        total, spread = self._sum(each, function, args, _Spread.of)
+        return recentred(total, self._share(each), around), jnp.sqrt(spread.square / spread.share)
 
-    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree) -> Tree:
-        weights, count = self._weights(), jnp.maximum(self._count, 1)
-        weights = weights * self._clients.population.size / count.astype(weights.dtype)
-        return self._sum(weights, function, args)[0]
+    def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
+        return self._estimate(self._unbiased(), function, args, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         mapped = self.map(function, *args)
@@ -237,38 +234,89 @@ class SimulatedCohort(Cohort):
         weights = self._clients.population.weights[self._ids]
         return weights if self._active is None else weights * self._active
 
+    def _unbiased(self) -> Array:
+        """(M / |S|) w_i"""
+        weights, count = self._weights(), jnp.maximum(self._count, 1)
+        return weights * self._clients.population.size / count.astype(weights.dtype)
+
+    def _average(self) -> Array:
+        """The same; 1 / |S| where all weights are equal."""
+        weights = self._weights()
+        return weights / weights.sum() if self._clients.population.equal_weights else self._unbiased()
+
+    def _share(self, each: Array) -> Array | None:
+        """The sum of these; None where it is known to be 1."""
+        return None if self._clients.population.equal_weights else each.sum()
+
+    def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        return recentred(self._sum(each, function, args)[0], self._share(each), around)
+
     def _sum(
-        self, weights: Array, function: Callable[..., Tree], args: tuple, also: Callable[[Tree], Tree] = lambda h: ()
-    ) -> tuple[Tree, Tree]:
-        """The weighted sum of the answers, and that of something computed from each of them at the server."""
+        self,
+        weights: Array,
+        function: Callable[..., Tree],
+        args: tuple,
+        spread: Callable[[Array, Tree, Tree], _Spread | None] = lambda weights, each, total: None,
+    ) -> tuple[Tree, Any]:
+        """The weighted sum of the answers, and how far they are apart if that is asked for."""
         compute, rows = self._call(function, args)
         n, size = len(self._ids), self._clients.chunk_size
 
-        def weighted(weights: Array, rows: Tree) -> tuple[Tree, Tree]:
-            """The sum over some clients, and one client's part of it."""
+        def weighted(weights: Array, rows: Tree) -> tuple[tuple[Tree, _Spread | None], Tree]:
+            """The sum over some clients, how far they are apart, and one client's part of it."""
             each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            rows = each, jax.vmap(also)(each)
-            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
-            return everywhere(total), jax.tree.map(lambda r: r[0], each)
+            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            return everywhere((total, spread(weights, each, total))), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
-            total, one = weighted(weights, rows)
+            both, one = weighted(weights, rows)
             self._reply(one)
-            return total
+            return both
 
         chunks, index = _chunks(n, size)
         parts = jnp.concatenate([weights, jnp.zeros(chunks * size - n, weights.dtype)]).reshape(chunks, size)
 
-        def add(total: Tree, chunk: tuple[Array, Array]) -> tuple[Tree, None]:
+        def add(so_far: Any, chunk: tuple[Array, Array]) -> tuple[Any, None]:
             weights, index = chunk
-            part, _ = weighted(weights, jax.tree.map(lambda r: r[index], rows))
-            return jax.tree.map(jnp.add, total, part), None
+            (total, apart), _ = weighted(weights, jax.tree.map(lambda r: r[index], rows))
+            before, known = so_far
+            merged = known if known is None else known.merged(before, apart, total)
+            return (jax.tree.map(jnp.add, before, total), merged), None
 
         shapes, one = jax.eval_shape(weighted, weights, rows)
         self._reply(one)
         return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (parts, index))[0]
+
+
+class _Spread(NamedTuple):
+    """Σ a_i and Σ a_i |h_i - h|², h the average of the h_i: kept apart from their sum, so that no digits cancel."""
+
+    share: Array
+    square: Array
+
+    @classmethod
+    def of(cls, weights: Array, each: Tree, total: Tree) -> _Spread:
+        """How far the rows of some clients are apart, given their weighted sum."""
+        share = weights.sum()
+        squares = jax.vmap(lambda h: squared_distance(h, _divided(total, share)))(each)
+        return cls(share, weights @ squares.astype(weights.dtype))
+
+    def merged(self, total: Tree, other: _Spread, others_total: Tree) -> _Spread:
+        """With the rows of further clients (Chan, Golub and LeVeque, 1979)."""
+        between = squared_distance(_divided(total, self.share), _divided(others_total, other.share))
+        share = self.share + other.share
+        return _Spread(share, self.square + other.square + between * self.share * other.share / _some(share))
+
+
+def _divided(tree: Tree, share: Array) -> Tree:
+    return jax.tree.map(lambda a: a / _some(share).astype(a.dtype), tree)
+
+
+def _some(share: Array) -> Array:
+    """The share, or 1 if there is none."""
+    return jnp.where(share > 0, share, 1.0)
 
 
 def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
@@ -279,7 +327,7 @@ def _at_once(compute: Callable[[Tree], Tree], rows: Tree) -> Tree:
 
 
 def _chunks(n: int, size: int) -> tuple[int, Array]:
-    """How many chunks of so many members n of them make, and which members each has; the last one's number is repeated."""
+    """The number of chunks of `size` for n members, and which members each has; the last chunk repeats the last member."""
     chunks = -(-n // size)
     return chunks, jnp.minimum(jnp.arange(chunks * size), n - 1).reshape(chunks, size)
 

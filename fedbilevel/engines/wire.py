@@ -3,7 +3,7 @@
     8 bytes: length of the description | description (UTF-8) | array | array | ...
 
 Trees are made of None, booleans, numbers, strings, lists, tuples, named tuples, dicts with string keys, and
-arrays. A named tuple is described by its name and comes back only where the reader names its type.
+arrays. A named tuple is described by its name and is decoded only if the reader names its type.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def encode(tree: Any) -> bytes:
 
 
 def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
-    """The tree of these bytes; `types` are the named tuples that may occur. `InputError` if they are damaged."""
+    """The tree in these bytes; `types` are the named tuples that may occur. `InputError` if the bytes are damaged."""
     view, known = memoryview(data), types or {}
     end = 8 + int.from_bytes(view[:8], "little")
     if end > len(view):
-        raise InputError(f"a message of {len(view)} bytes is cut off or not one of ours: send it again")
+        raise InputError(f"a message of {len(view)} bytes is cut off or not a fedbilevel message: send it again")
     position = end
 
     def build(node: Any) -> Any:
@@ -79,13 +79,15 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     try:
         tree = build(json.loads(bytes(view[8:end])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(f"a message is damaged or not one of ours ({type(error).__name__}: {error}): send it again") from None
+        raise InputError(
+            f"a message is damaged or not a fedbilevel message ({type(error).__name__}: {error}): send it again"
+        ) from None
     if position != len(view):
         raise InputError(f"a message has {len(view) - position} bytes too many: send it again")
     return tree
 
 
 def named_tuples(cls: type) -> dict[str, type]:
-    """The named tuple types that the modules of a class and its bases can see, by name."""
+    """The named tuple types visible in the modules of a class and its bases, by name."""
     seen = {name: value for base in cls.__mro__ for name, value in vars(sys.modules[base.__module__]).items()}
     return {name: value for name, value in seen.items() if isinstance(value, type) and hasattr(value, "_fields")}

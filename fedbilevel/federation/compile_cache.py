@@ -1,4 +1,4 @@
-"""Compiled programs kept in a kit, so that a process that is started again does not compile them again."""
+"""Compiled programs kept in a kit, so that a restarted process does not compile them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 
 
 def keep_compiled(kit: Path) -> None:
-    """Have JAX keep what it compiles in the kit, unless the environment names another place."""
+    """Have JAX keep what it compiles in the kit, unless the environment names another folder."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(kit / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -1,4 +1,4 @@
-"""The researcher's connection to a federation's server, made anew when it is lost."""
+"""The researcher's connection to a federation's server, re-established when it is lost."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-PATIENCE = 30.0  # seconds for which a server that was there may fail to answer
+PATIENCE = 30.0  # seconds that a lost server has to come back
 PAUSE = 0.5  # seconds between two attempts
-ONCE = ("submit_job", "abort_job")  # what could be done twice, and what is done when nobody wants to wait
+ONCE = ("submit_job", "abort_job")  # never retried: one could then be done twice, and nobody wants to wait for the other
 
 
 class Connection:
-    """The engine's session: a method of it that does not reach the server is tried again, with a new session."""
+    """A FLARE session: a method that does not reach the server is retried, with a new session."""
 
     def __init__(self, new_session: Callable[[], Any], say: Callable[[str], None]):
         self._new_session, self._say = new_session, say
         self._session: Any = new_session()
-        self.losses = 0  # how often a new session had to be made
+        self.losses = 0  # how many new sessions were needed
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return partial(self._call, name)
@@ -46,13 +46,13 @@ class Connection:
                 if name in ONCE or time.monotonic() > deadline:
                     raise
                 if deadline == math.inf:
-                    self._say(f"the connection to the server is lost: trying again for {PATIENCE:.0f} s")
+                    self._say(f"the connection to the server is lost: retrying for {PATIENCE:.0f} s")
                     deadline = time.monotonic() + PATIENCE
                 time.sleep(PAUSE)
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether an error says that there is no connection to the server any more."""
+    """Whether an error means that the connection to the server is lost."""
     from nvflare.fuel.flare_api.api_spec import SessionClosed
 
     return isinstance(error, (OSError, SessionClosed))

@@ -1,9 +1,9 @@
 """Requests to sites through NVIDIA FLARE's Collab API: one call per site and round, all at the same time.
 
-A site that has not answered in time is left out, and not asked again before it has: its answer to the old request is
-thrown away when it comes. What goes wrong at a site comes back as one line, never as a traceback, which could
-quote data. Once the job is aborted nothing comes back at all: the engine ends the sites' parts before the server's,
-and answers of those that are left would be taken for a round without the others.
+A site that does not answer in time is left out, and not asked again until it has: its late answer is discarded. What
+goes wrong at a site comes back as one line, never as a traceback, which could quote data. Once the job is aborted
+nothing comes back at all: FLARE ends the sites' parts before the server's, and answers from the sites that are left
+would pass for a round without the others.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.errors import in_one_line
 
 LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
-ABORTING = 4.0  # seconds after which a job whose sites the engine has ended knows that it is aborted
+ABORTING = 4.0  # seconds within which a job whose sites FLARE has ended learns that it is aborted
 Answer = bytes | Failure
 
 
 class JobAborted(RuntimeError):
-    """The engine ends the job: what its sites still answer does not count."""
+    """FLARE is ending the job: what its sites still answer does not count."""
 
 
 class Flare:
     """The sites of a running job, by client number; those without a proxy are not connected.
 
-    `aborted()` says whether the engine ends the job.
+    `aborted()` says whether FLARE is ending the job.
     """
 
     def __init__(self, proxies: Mapping[int, Any], names: Mapping[int, str], timeout: float, aborted: Callable[[], bool]):
@@ -42,13 +42,13 @@ class Flare:
         self._late: dict[int, Future[Answer]] = {}
 
     def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
-        """Send each site its request at the same time: the replies, and for the others what went wrong."""
+        """Send all sites their requests at the same time; returns the replies, and what went wrong at the others."""
         return self.call("answer", requests)
 
     def call(
         self, method: str, requests: Mapping[int, bytes], timeout: float | None = None
     ) -> tuple[dict[int, bytes], Failures]:
-        """The same, for any method that sites publish, and within a time limit of its own."""
+        """Like `ask`, for any method that sites publish, and with a time limit of its own."""
         limit = self._timeout if timeout is None else timeout
         self._late = {m: future for m, future in self._late.items() if not future.done()}
         failures: Failures = {}
@@ -74,18 +74,18 @@ class Flare:
         return replies, failures
 
     def _heed_an_abort(self, replies: Mapping[int, bytes], failures: Failures) -> None:
-        """Raise `JobAborted` if the job ends, which sites that cannot be reached any more may be the first sign of."""
+        """Raise `JobAborted` if the job is ending, of which sites that become unreachable may be the first sign."""
         unreachable = {m for m, failure in failures.items() if failure.kind is Kind.UNREACHABLE and failure.sent}
         deadline = time.monotonic() + (ABORTING if unreachable - self._unreachable else 0.0)
         while not self._aborted() and time.monotonic() < deadline:
             time.sleep(0.05)
         if self._aborted():
-            raise JobAborted("the engine aborted the job")
+            raise JobAborted("FLARE aborted the job")
         self._unreachable = (self._unreachable | unreachable) - replies.keys()
 
 
 class _Line:
-    """One site: a thread that calls it, which does not keep the process alive when the site never answers."""
+    """One site, and a thread that calls it, which does not keep the process alive if the site never answers."""
 
     def __init__(self, proxy: Any, name: str):
         self._proxy, self._name = proxy, name
@@ -108,11 +108,11 @@ class _Line:
         except CollabCallError as error:
             return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({error.cause_type}: {error.cause})")
         except Exception as error:
-            return Failure(Kind.UNREACHABLE, f"{self._name} could not be asked ({type(error).__name__}: {error})")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be called ({type(error).__name__}: {error})")
         match reply:
             case [True, bytes(value)]:
                 return value
             case [False, Kind.REFUSED | Kind.NOT_FINITE | Kind.BROKEN as kind, str(line)]:
                 return Failure(Kind(kind), f"{self._name}: {in_one_line(line)}")
             case _:
-                return Failure(Kind.INVALID, f"{self._name} answered something that is no reply of ours")
+                return Failure(Kind.INVALID, f"{self._name} answered with something that is not a valid reply")

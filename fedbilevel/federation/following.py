@@ -1,15 +1,14 @@
-"""Following a job of a run: what it writes in the run folder is shown, and it is stopped where there is reason to."""
+"""Following a run's job: showing what it writes in the run folder, and stopping it when there is a reason."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 from fedbilevel.core.traffic import Totals
 from fedbilevel.federation.connection import PATIENCE, is_lost
-from fedbilevel.federation.job import STOP, STOPPING, read_status
+from fedbilevel.federation.job import STOP, STOPPING, Status, read_status
 from fedbilevel.federation.returning_sites import ReturningSites
 from fedbilevel.federation.session import Session, has_finished, trouble
 from fedbilevel.federation.waiting import POLL
@@ -17,35 +16,37 @@ from fedbilevel.runs.experiment import COUNTERS, Snapshot
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import StopRequest
 
-RETURN = 5.0  # seconds between two looks for sites that came back
+RETURN = 5.0  # seconds between two checks for sites that came back
 
 
 class FolderWatch:
-    """Shows what the jobs of a run write in its folder as it appears, each thing once, also where a job repeats some."""
+    """Shows what a run's jobs write in its folder as it appears, each item once even if a job repeats it."""
 
     def __init__(self, folder: RunFolder, observe: Callable[[Snapshot], None], say: Callable[[str], None]):
         self.folder, self._observe, self._say = folder, observe, say
         self._last_step = -1
+        self._diagnostics = folder.configuration.configured_algorithm().diagnostics()
         self._left_out: set[str] = set()
 
-    def look(self) -> dict[str, Any]:
-        """Show what is new: rows of metrics, and sites that are left out; what the job says of itself."""
+    def look(self) -> Status:
+        """Show new rows of metrics, and sites that are newly left out; returns the job's status."""
         for row in self.folder.rows():
             if row["step"] > self._last_step:
                 self._last_step = row["step"]
                 step, *totals, seconds = (row[name] for name in COUNTERS)
+                reported = {name: row.pop(name) for name in self._diagnostics if name in row}
                 metrics = {name: value for name, value in row.items() if name not in COUNTERS}
-                self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics))
+                self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics, reported))
         status = read_status(self.folder.path)
         for line in status.get("left_out", []):
             if line not in self._left_out:
-                self._say(f"going on without a site that refuses the run: {line}")
+                self._say(f"continuing without a site that refuses the run: {line}")
                 self._left_out.add(line)
         return status
 
 
 def follow(session: Session, job: str, watch: FolderWatch, returning: ReturningSites, stop: StopRequest) -> str:
-    """How a job ended, which is stopped where that is asked for or a site came back."""
+    """Follow a job to its end, stopping it on request or when a site comes back; returns how it ended."""
     back: list[str] = []
     status, looked, stopping = "", time.monotonic(), math.inf
     losses = session.engine.losses
@@ -54,14 +55,14 @@ def follow(session: Session, job: str, watch: FolderWatch, returning: ReturningS
         time.sleep(POLL)
         said, now = watch.look(), time.monotonic()
         if said.get("ended") or now - stopping > grace:
-            session.abort(job)  # nothing is left to do there, but the engine waits for lost sites
+            session.abort(job)  # it has nothing left to do, but FLARE waits for lost sites
             status = "ended"
             break
         try:
             status, answered = session.status(job), time.monotonic()
             if session.engine.losses > losses and job not in session.running() and not has_finished(status):
                 session.abort(job)
-                status = "FINISHED:the server was started again"
+                status = "FINISHED:the server was restarted"
             losses = session.engine.losses
             if said.get("begun") and now - looked > RETURN and not back:
                 looked, back = now, returning.found(session, job)

@@ -1,7 +1,7 @@
-"""A run as a job of the engine: what is submitted, and the small files by which supervisor and jobs talk.
+"""A run as a FLARE job: what is submitted, and the small files by which supervisor and jobs communicate.
 
-job.json    in the run folder, written by the job: that its sites have begun, who is left out, that it has ended, and why
-sites.json  in the run folder, written by the job for later ones: what each site said of its data
+job.json    in the run folder, written by the job: whether its sites have begun, who is left out, whether it has ended, and why
+sites.json  in the run folder, written by the job for later ones: what each site said about its data
 stop        in the run folder, written by the supervisor: stop after the next checkpoint
 """
 
@@ -11,26 +11,28 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import CONTROLLER_CLASS, EXECUTOR_CLASS, SERVER_CLASS, SITE_CLASS
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.user_files import read_json
 
 STATUS, SITES, STOP = "job.json", "sites.json", "stop"
-STOPPING = 60.0  # seconds, at least, that a job gets to stop after its checkpoint; two rounds may take longer
+STOPPING = 60.0  # seconds, at least, that a job has to stop after its checkpoint; two rounds may take longer
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
-SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says of its data when it begins
+SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says about its data when it begins
 
 
 def job_name(identity: str) -> str:
-    """Of the jobs of a run, so that those that nobody follows any more can be found."""
+    """The name of a run's jobs, by which those that nobody follows any more can be found."""
     return f"{JOB}-{identity}"
 
 
 def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
-    """The job that runs a run folder's experiment, as files for the engine: names of installed classes, and no code."""
+    """Write the job that runs a run folder's experiment, as files for FLARE: names of installed classes, and no code."""
     server = {
         "format_version": 2,
         "workflows": [
@@ -66,13 +68,23 @@ def write_job(path: Path, folder: RunFolder, sites: Sequence[str]) -> None:
         file.write_text(json.dumps(content, indent=2))
 
 
-def write_status(folder: Path, status: dict[str, Any]) -> None:
+class Status(TypedDict, total=False):
+    """What a job says of itself."""
+
+    begun: bool
+    left_out: list[str]
+    ended: bool
+    error: str
+    final: bool
+
+
+def write_status(folder: Path, status: Status) -> None:
     """Tell the supervisor how the job is doing."""
     write_atomically(folder / STATUS, json.dumps(status).encode())
 
 
-def read_status(folder: Path) -> dict[str, Any]:
-    """What the job said last; nothing if it has not come so far."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((folder / STATUS).read_bytes())
+def read_status(folder: Path) -> Status:
+    """The job's last status; empty if it has not written any yet."""
+    with contextlib.suppress(InputError):
+        return read_json(folder / STATUS, Status)
     return {}

@@ -1,4 +1,4 @@
-"""What earlier jobs of a run left at the server: jobs that nobody follows any more, and records of those that ended."""
+"""What a run's earlier jobs left at the server: jobs that nobody follows any more, and records of finished ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedbilevel.runs.folder import RunFolder
 
 
 def end_orphans(session: Session, folder: RunFolder, own: Set[str], say: Callable[[str], None]) -> None:
-    """Stop jobs of the run that are not our own, after a checkpoint if they can, and wait for their end."""
+    """Stop the run's jobs that are not our own, after a checkpoint if possible, and wait until they have ended."""
     orphans = session.jobs(job_name(folder.identity), finished=False) - own
 
     def at_work() -> bool:
@@ -27,11 +27,11 @@ def end_orphans(session: Session, folder: RunFolder, own: Set[str], say: Callabl
     for job in orphans:
         session.abort(job)
     if not wait_until(lambda: not is_locked(folder.path) and not at_work(), STOPPING):
-        raise InputError(f"an earlier job of this run still works in {folder.path}: wait for its end, then resume")
+        raise InputError(f"an earlier job of this run is still working in {folder.path}: wait until it ends, then resume")
 
 
 def tidy(session: Session, folder: RunFolder) -> None:
-    """Have the engine forget jobs of the run that ended: their results are in the run folder."""
+    """Have FLARE forget the run's finished jobs: their results are in the run folder."""
     for job in session.jobs(job_name(folder.identity), finished=True):
         with contextlib.suppress(Exception):  # another researcher may have done it
             session.engine.delete_job(job)

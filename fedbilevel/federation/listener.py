@@ -1,9 +1,9 @@
-"""The server's process with a guarded door: strangers are named in the log, and one who says nothing keeps nobody out.
+"""The server's process with a guarded listener: strangers are named in the log, and a silent one does not block the others.
 
-The engine shakes hands with whoever connects before it looks at the next one, and says nothing about those it refuses.
-Here each connection shakes hands in a thread of its own, within a time limit, and a refusal is a line in the log.
+FLARE completes the TLS handshake with one peer before it accepts the next, and does not log the peers it refuses. Here
+each handshake has its own thread and a time limit, and a refusal is a line in the log.
 
-    python -m fedbilevel.federation.listener ARGUMENTS      as the engine's own `server_train`
+    python -m fedbilevel.federation.listener ARGUMENTS      like FLARE's own `server_train`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedServer(tcp_driver.TcpStreamServer):
-    """Accepts connections at once, and shakes hands later."""
+    """Accepts connections at once, and does their TLS handshakes later."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -28,7 +28,7 @@ class GuardedServer(tcp_driver.TcpStreamServer):
             setattr(self.socket, "do_handshake_on_connect", False)  # noqa: B010 (its type stub does not know it)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands, then let the engine in."""
+        """Do the handshake, then hand over to FLARE."""
         if isinstance(request, ssl.SSLSocket):
             try:
                 request.settimeout(HANDSHAKE_SECONDS)

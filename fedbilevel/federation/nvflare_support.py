@@ -1,4 +1,4 @@
-"""What we need around NVIDIA FLARE: a line where it is missing, and its decorators."""
+"""Support for NVIDIA FLARE: an error line if it is missing, and its decorators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_flare() -> None:
 
 
 def documented(decorator: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A decorator of the engine's that keeps a method's documentation, which it loses by itself."""
+    """A FLARE decorator that keeps a method's docstring, which it would otherwise lose."""
 
     def decorate(method: Any) -> Any:
         decorated = decorator(method)

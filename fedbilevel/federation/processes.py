@@ -1,4 +1,4 @@
-"""The processes of a federation on this machine: started, restarted when they die, and all gone when we are."""
+"""The processes of a federation on this machine: started, restarted when they die, and all ended when we end."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
 from fedbilevel.runs.stopping import heeded
+from fedbilevel.user_files import read_json
 
-RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often in so many seconds is given up
+RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often within this many seconds is given up
 MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
-CONSOLE_SIZE = 50 << 20  # bytes after which a fresh one is begun at the next start
-GRACE = 5.0  # seconds that processes get to end by themselves
+CONSOLE_SIZE = 50 << 20  # bytes above which the next start begins a new one
+GRACE = 5.0  # seconds that processes have to end on their own
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class KitProcess:
-    """The engine's process for one kit, which starts further ones for each job."""
+    """FLARE's process for one kit, which starts others for each job."""
 
     def __init__(self, kit: Path):
         if not (kit / "startup").is_dir():
             raise InputError(f"{kit} is not a start-up kit: give the folder that holds it, and its name with --site")
         if re.search(r"\s", str(kit)):
-            raise InputError(f"the kit {str(kit)!r} has a space in its path, which the engine cannot take: move it")
+            raise InputError(f"the kit {str(kit)!r} has a space in its path, which FLARE cannot handle: move it")
         self.kit, self.name = kit.resolve(), kit.name
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; all that it and its jobs log goes to `console.txt` in its kit."""
+        """Start it; it and its jobs log to `console.txt` in its kit."""
         console_file = self.kit / "console.txt"
         if console_file.exists() and console_file.stat().st_size > CONSOLE_SIZE:
             console_file.replace(console_file.with_name("console.old.txt"))
@@ -61,24 +63,24 @@ class KitProcess:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "TMPDIR": str(self.kit / "tmp")},
-                start_new_session=True,  # Ctrl-C is for us; we then stop it in order
+                start_new_session=True,  # Ctrl-C reaches only us; we then stop it in order
                 preexec_fn=_die_with_parent,
             )
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its process number."""
+        """Its process ID."""
         assert self._process is not None
         return self._process.pid
 
 
 def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
-    """Keep the kits' processes running until a signal says stop; then stop them all. One that keeps dying is given up."""
+    """Keep the kits' processes running until a signal to stop, then stop them all. One that keeps dying is given up."""
     deaths: dict[KitProcess, list[float]] = {kit: [] for kit in kits}
     with _signals() as stopped, _nothing_left():
         for kit in kits:
@@ -95,7 +97,7 @@ def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
                         raise InputError(trouble)
                     say(trouble)
                     continue
-                say(f"{kit.name} ended; starting it again")
+                say(f"{kit.name} ended; restarting it")
                 _end([p for p in psutil.Process().children(recursive=True) if _of(p, kit.kit)])
                 kit.start()
 
@@ -108,24 +110,27 @@ def _of(process: psutil.Process, kit: Path) -> bool:
 
 
 def _keep_storage_inside(kit: Path) -> None:
-    """Have the server keep its jobs in its kit and not in a folder that others share."""
+    """Have the server keep its jobs in its kit instead of in a shared folder."""
     file = kit / "local" / "resources.json"
-    resources = json.loads(file.read_text())
-    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "storage" / "snapshots")
-    for component in resources["components"]:
-        if component["id"] == "job_manager":
-            component["args"]["uri_root"] = str(kit / "storage" / "jobs")
+    resources = read_json(file, dict[str, Any])
+    try:
+        resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(kit / "storage" / "snapshots")
+        for component in resources["components"]:
+            if component["id"] == "job_manager":
+                component["args"]["uri_root"] = str(kit / "storage" / "jobs")
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file} is not what the engine wrote there (it has no {error}): restore it from the kit") from None
     file.write_text(json.dumps(resources, indent=2) + "\n")
 
 
 def _die_with_parent() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[Callable[[], bool]]:
-    """Within it, signals to stop are noted instead of acting."""
+    """During the block, record signals to stop instead of acting on them."""
     seen: list[int] = []
     before = {number: signal.signal(number, lambda n, _: seen.append(n)) for number in heeded()}
     try:
@@ -137,9 +142,9 @@ def _signals() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
-    """At its end all processes that were started within it are gone, and theirs too, however they were orphaned."""
+    """When the block ends, end all processes started in it and their descendants, orphaned ones included."""
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a killed process come to us
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a killed process's orphans become our children
     try:
         yield
     finally:

@@ -1,13 +1,13 @@
-"""Start-up kits: what the server, every site and the researcher get on the day a federation is founded.
+"""Start-up kits: what the server, every site and the researcher get when a federation is created.
 
-    FOLDER/federation.toml      what was founded: host, port, sites
+    FOLDER/federation.toml      what was created: host, port, sites
     FOLDER/server               the server's kit
-    FOLDER/<site>               a site's kit; `local/site.toml` in it is the site's own and says what data it has
+    FOLDER/<site>               a site's kit; in it, `local/site.toml` is the site's own and describes its data
     FOLDER/admin                the researcher's kit, which may start runs
     FOLDER/authority            the key that signs certificates: keep it offline
 
 A kit holds a certificate and its key, so each goes to its owner and to nobody else. Every kit refuses jobs that ship
-code, allows the classes named here and no others beyond the engine's own list, and sends no logs to the server.
+code, allows only the classes named here and those on FLARE's own list, and sends no logs to the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +23,15 @@ from typing import Any
 
 from fedbilevel.errors import InputError
 from fedbilevel.federation.nvflare_support import require_flare
+from fedbilevel.user_files import naming, read_json, read_toml
 
-ADMIN = "admin@fedbilevel.org"  # the engine wants an address; no mail is ever sent
+ADMIN = "admin@fedbilevel.org"  # FLARE wants an email address; no mail is ever sent
 ORGANISATION = "fedbilevel"
 SERVER, ADMINISTRATOR, AUTHORITY = "server", "admin", "authority"
 RESERVED = (SERVER, ADMINISTRATOR, AUTHORITY)
 DEFAULT_PORT = 8002
-HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's signs of life, and after which a silent one is gone
-CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines for each call, which runs make by the thousand
+HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's heartbeats, and until a silent site counts as gone
+CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines per call, and runs make thousands of calls
 
 SERVER_CLASS = "fedbilevel.federation.server.ExperimentServer"
 SITE_CLASS = "fedbilevel.federation.site.Site"
@@ -39,7 +39,7 @@ CONTROLLER_CLASS = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR_CLASS = "nvflare.collab.runtime.executor.CollabExecutor"
 CLASSES = {"server": (SERVER_CLASS, CONTROLLER_CLASS), "site": (SITE_CLASS, EXECUTOR_CLASS)}
 
-RIGHTS = {  # of the one role there is; nobody may ship code or run shell commands
+RIGHTS = {  # of the only role; nobody may ship code or run shell commands
     "submit_job": "any",
     "manage_job": "any",
     "view": "any",
@@ -51,13 +51,13 @@ RIGHTS = {  # of the one role there is; nobody may ship code or run shell comman
 }
 
 SITE_TOML = """\
-# What data this site has. It stays here: nothing of this file is sent anywhere, but for the task and the knobs
+# What data this site has. It stays here: nothing in this file is sent anywhere, except for the task and the knobs
 # below in the line that refuses a run.
 
 task = "data-cleaning"        # the task whose losses this site computes; runs of other tasks are refused
 loader = "share"              # share: this site's share of the task's simulated clients (for trials)
                               # files: an .npz with arrays upper_<field> and lower_<field>, a row per sample
-                              # function: module:name of a function of yours that returns (upper rows, lower rows)
+                              # function: module:name of your own function, which returns (upper rows, lower rows)
 client = {number}                    # share: which of the simulated clients this site is
 # path = "rows.npz"           # files: relative to this file
 # function = "mine:rows"      # function
@@ -69,7 +69,7 @@ client = {number}                    # share: which of the simulated clients thi
 
 @dataclass(frozen=True)
 class Federation:
-    """A founded federation, as its folder describes it."""
+    """A federation, as its folder describes it."""
 
     folder: Path
     host: str
@@ -78,18 +78,17 @@ class Federation:
 
     @classmethod
     def read(cls, folder: Path) -> Federation:
-        """From its folder; `InputError` if that holds none."""
+        """Read a federation from its folder; `InputError` if that holds none."""
         file = folder / "federation.toml"
-        try:
-            content = tomllib.loads(file.read_text())
-            return cls(folder, content["host"], content["port"], tuple(content["sites"]))
-        except FileNotFoundError:
-            raise InputError(f"{folder} holds no federation: make one with 'fedbilevel federation init {folder}'") from None
-        except (tomllib.TOMLDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} is damaged ({error}): restore it from where the federation was founded") from None
+        if not file.exists():
+            raise InputError(f"{folder} holds no federation: create one with 'fedbilevel federation init {folder}'")
+        read = read_toml(file, cls, folder=folder)
+        with naming(file):
+            _check(read.sites, read.host, read.port)
+        return read
 
     def write(self) -> None:
-        """Its description, into its folder."""
+        """Write its description into its folder."""
         lines = [f"host = {json.dumps(self.host)}", f"port = {self.port}", f"sites = {json.dumps(list(self.sites))}"]
         (self.folder / "federation.toml").write_text("\n".join(lines) + "\n")
 
@@ -100,10 +99,14 @@ class Federation:
 
 
 def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_PORT) -> Federation:
-    """Make certificates and start-up kits in a new folder; `InputError` if something given cannot be used."""
+    """Create certificates and start-up kits in a new folder; `InputError` if an argument cannot be used."""
     require_flare()
     folder = folder.resolve()
-    _check(folder, sites, host, port)
+    if re.search(r"\s", str(folder)):
+        raise InputError(f"the folder {str(folder)!r} has a space in its path, which the engine cannot take: choose another")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is not an empty folder: choose another")
+    _check(sites, host, port)
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     try:
@@ -130,11 +133,7 @@ def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_POR
     return federation
 
 
-def _check(folder: Path, sites: Sequence[str], host: str, port: int) -> None:
-    if re.search(r"\s", str(folder)):
-        raise InputError(f"the folder {str(folder)!r} has a space in its path, which the engine cannot take: choose another")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} is not an empty folder: choose another")
+def _check(sites: Sequence[str], host: str, port: int) -> None:
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", site) or site in RESERVED:
             raise InputError(f"{site!r} cannot be a site's name: use letters, digits and -, and none of {', '.join(RESERVED)}")
@@ -149,7 +148,7 @@ def _check(folder: Path, sites: Sequence[str], host: str, port: int) -> None:
 
 
 def _provisioned(workspace: Path, sites: Sequence[str], host: str, port: int) -> tuple[Path, Path]:
-    """The engine's kits and the state of its certificate authority."""
+    """FLARE's kits and the state of its certificate authority."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import Project
     from nvflare.lighter.impl.cert import CertBuilder
@@ -171,15 +170,15 @@ def _provisioned(workspace: Path, sites: Sequence[str], host: str, port: int) ->
     ]
     context = Provisioner(str(workspace), builders).provision(project, logger=_Silent())
     if context.get(CtxKey.BUILD_ERROR):
-        raise InputError(f"the engine could not make the kits: {'; '.join(map(str, context.get(CtxKey.ERRORS, [])))}")
+        raise InputError(f"FLARE could not make the kits: {'; '.join(map(str, context.get(CtxKey.ERRORS, [])))}")
     return workspace / "fedbilevel" / "prod_00", workspace / "fedbilevel" / "state"
 
 
 class _Silent:
-    """What the engine says while it makes kits; errors come back in its context."""
+    """Discards what FLARE logs while it makes kits; errors come back in its context."""
 
     def debug(self, message: str) -> None:
-        """Nothing."""
+        """Discard the message."""
 
     info = warning = error = debug
 
@@ -187,7 +186,7 @@ class _Silent:
 def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     """Allow the classes that an experiment needs, refuse shipped code, and send no logs."""
     local = kit / "local"
-    resources: dict[str, Any] = json.loads((local / "resources.json.default").read_text())
+    resources: dict[str, Any] = read_json(local / "resources.json.default", dict[str, Any])
     resources["class_allow_list"] = [*resources["class_allow_list"], *classes]
     resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
     for server in resources.get("servers", []):
@@ -195,7 +194,7 @@ def _lock_down(kit: Path, classes: Sequence[str]) -> None:
     for component in resources["components"]:
         if component["id"] == "job_scheduler":
             component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
-    logs: dict[str, Any] = json.loads((local / "log_config.json.default").read_text())
+    logs: dict[str, Any] = read_json(local / "log_config.json.default", dict[str, Any])
     logs["loggers"][CALLS] = {"level": "WARNING"}
     (local / "log_config.json").write_text(json.dumps(logs, indent=2) + "\n")
     (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")

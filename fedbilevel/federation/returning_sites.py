@@ -1,4 +1,4 @@
-"""Sites that come back while a job runs: a site that was restarted cannot rejoin it, and takes part from the next job on."""
+"""Sites that come back while a job runs: a restarted site cannot rejoin it, and takes part from the next job on."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 from fedbilevel.federation.session import Session
 
-RETURNS = 3  # jobs in a row that are restarted for a site that then gets no part
-TROUBLE = ("error", "timeout", "no_reply")  # in what a site says of its jobs
+RETURNS = 3  # consecutive jobs restarted for a site that then gets no part
+TROUBLE = ("error", "timeout", "no_reply")  # words in a site's job status
 
 
 class ReturningSites:
-    """Finds them, for as many jobs as a run takes, and gives up those that never get a part."""
+    """Finds returning sites, for as many jobs as a run takes, and gives up those that never get a part."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
         self._returns: Counter[str] = Counter()
 
     def found(self, session: Session, job: str) -> list[str]:
-        """The sites that are connected and have no part in a running job."""
+        """The sites that are connected but have no part in a running job."""
         parts: defaultdict[str, set[str]] = defaultdict(set)
         for part in session.engine.get_client_job_status() or ():
             parts[part["client_name"]].add(part.get("job_id", part.get("status", "")))
@@ -34,6 +34,6 @@ class ReturningSites:
         self._returns.update(back)
         for site in back:
             if self._returns[site] == RETURNS + 1:
-                why = "console.txt in that site's kit says more"
-                self._say(f"{site} is connected and got no part in {RETURNS} jobs ({why}): going on without it")
+                why = "see console.txt in that site's kit"
+                self._say(f"{site} is connected but got no part in {RETURNS} jobs ({why}): continuing without it")
         return [site for site in back if self._returns[site] <= RETURNS]

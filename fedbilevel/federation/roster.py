@@ -1,4 +1,4 @@
-"""The sites of a job as a transport: each is told of the run before it is asked anything, and one that refuses is left out."""
+"""The sites of a job as a transport: each begins the run before it is asked anything, and one that refuses is left out."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fedbilevel.engines.failure import Failures, Kind
 from fedbilevel.errors import InputError
 from fedbilevel.federation.flare import Flare
 
-BEGINNING = 120.0  # seconds, at least, that sites get to load their data, and for a first answer, which compiles
-BEGINNINGS = 3  # how often a site is told of the run
+BEGINNING = 120.0  # seconds, at least, that sites have to load their data, and for a first answer, which compiles
+BEGINNINGS = 3  # how often a site is asked to begin the run
 
 
 class Roster:
-    """Sites by client number, each with what it is told of the run; `timeout` is that of a round."""
+    """Sites by client number, each with its message that begins the run; `timeout` is that of a round."""
 
     def __init__(self, transport: Flare, beginnings: Mapping[int, bytes], timeout: float):
         self._transport, self._beginnings = transport, beginnings
         self._first_timeout = max(timeout, BEGINNING)
         self._told: Counter[int] = Counter()
         self._answered: set[int] = set()
-        self.data: dict[int, bytes] = {}  # what the sites say of their data
-        self.left_out: Failures = {}  # those that are asked no more
+        self.data: dict[int, bytes] = {}  # what the sites say about their data
+        self.left_out: Failures = {}  # those that are no longer asked
 
     def begin(self) -> Failures:
-        """Tell all sites of the run: what went wrong, by site. Raises `InputError` if all that are connected refuse."""
+        """Have all sites begin the run; returns what went wrong, by site. Raises `InputError` if all connected sites refuse."""
         failures = self._begin(self._beginnings, self._first_timeout)
         if not self.data:
             asked = {m: failure for m, failure in failures.items() if failure.sent}
@@ -34,7 +34,7 @@ class Roster:
         return failures
 
     def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
-        """As the transport's; a site whose word on the beginning has not come is told of it again first."""
+        """Like `Flare.ask`; a site that has not yet begun the run is first asked again to begin it."""
         failures = self._begin([m for m in requests if m not in self.data and m not in self.left_out])
         there = {m: request for m, request in requests.items() if m in self.data}
         first = not there.keys() <= self._answered

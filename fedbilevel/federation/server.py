@@ -1,4 +1,4 @@
-"""The server's part of a job: runs the experiment of a run folder, with the sites of the job as its clients."""
+"""The server's part of a job: runs a run folder's experiment with the job's sites as its clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 from nvflare.collab import collab
@@ -20,7 +19,7 @@ from fedbilevel.engines.failure import Failures
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare
-from fedbilevel.federation.job import SIMULATED, SITES, STOP, write_status
+from fedbilevel.federation.job import SIMULATED, SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.roster import Roster
 from fedbilevel.runs.configuration import Configuration
@@ -29,31 +28,32 @@ from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks.base import Task
+from fedbilevel.user_files import read_json
 
-CHECKPOINT_SECONDS = 3.0  # a job that died costs more than a process: its sites must start again
+CHECKPOINT_SECONDS = 3.0  # short, since a dead job costs more than a dead process: its sites must restart
 logger = logging.getLogger(__name__)
 
 
 class ExperimentServer:
-    """What the engine makes of a job at the server."""
+    """What FLARE creates at the server for a job."""
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
         self._left_out: Failures = {}
-        self._data: Mapping[int, bytes] = {}  # what the sites say of theirs
+        self._data: Mapping[int, bytes] = {}  # what the sites say about theirs
 
     @documented(collab.main)
     def run(self) -> None:
-        """Run from the checkpoint, or from the start, to the end; how it went is in the run folder."""
+        """Run from the checkpoint, or from the start, to the end; the outcome is in the run folder."""
         folder = RunFolder(Path(self.folder))
         if not folder.holds(self.identity):
-            raise InputError(f"{folder.path} holds another run than the job is for: submit it again")
+            raise InputError(f"{folder.path} holds a different run from the job's: submit it again")
         jax.config.update("jax_enable_x64", folder.configuration.precision == "float64")
         keep_compiled(Path(collab.workspace.get_root_dir()))
         present = {proxy.name: proxy for proxy in collab.clients}
         numbers = {self.sites.index(name): proxy for name, proxy in present.items() if name in self.sites}
         transport = Flare(numbers, dict(enumerate(self.sites)), folder.configuration.round_timeout, _is_aborted)
-        ended: dict[str, Any] = {}
+        ended: Status = {}
         try:
             experiment = self.experiment(folder.configuration, transport)
             write_status(folder.path, {"begun": True, "left_out": self._reasons()})
@@ -81,14 +81,14 @@ class ExperimentServer:
         try:
             folder.execute(stop, observe, CHECKPOINT_SECONDS, experiment)
         except Interrupted:
-            logger.info("stopped as asked, after a checkpoint")
+            logger.info("stopped on request, after a checkpoint")
 
     def experiment(self, configuration: Configuration, transport: Flare) -> Experiment:
-        """What the configuration describes, once the sites have begun with it."""
+        """The experiment that the configuration describes, once the sites have begun it."""
         experiment = configuration.experiment()
         task, population = experiment.task, experiment.task.population
         if population.size != len(self.sites):
-            raise InputError(f"the task has {population.size} clients and the federation {len(self.sites)} sites")
+            raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
         common = {
             **{name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")},
             "identity": self.identity,
@@ -108,14 +108,14 @@ class ExperimentServer:
         return dataclasses.replace(experiment, task=task, engine=engine)
 
     def _reasons(self) -> list[str]:
-        """Why sites are left out, a line each."""
+        """Why sites are left out, one line each."""
         return [str(failure) for failure in self._left_out.values()]
 
     def _all_simulated(self) -> bool:
-        """Whether every site says of its data that they are simulated, in this job or in an earlier one of the run."""
-        file, known = Path(self.folder) / SITES, {}
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            known = json.loads(file.read_bytes())
+        """Whether every site has said that its data is simulated, in this job or in an earlier one of the run."""
+        file, known = Path(self.folder) / SITES, dict[str, bool]()
+        with contextlib.suppress(InputError):
+            known = read_json(file, dict[str, bool])
         known |= {self.sites[m]: word == SIMULATED for m, word in self._data.items()}
         write_atomically(file, json.dumps(known).encode())
         return all(known.get(site) for site in self.sites)

@@ -1,4 +1,4 @@
-"""A researcher's session with a federation's server: which sites and jobs there are, and trouble in one line."""
+"""A researcher's session with a federation's server: its sites and jobs, and its errors in one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedbilevel.federation.connection import Connection, is_lost
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import ADMIN, Federation
 
-CONNECT = 10.0  # seconds in which the server must answer
+CONNECT = 10.0  # seconds within which the server must answer
 
 
 class Session:
-    """What is asked of the server in our words; `engine` takes the engine's own calls."""
+    """Requests to the server in our own terms; `engine` takes FLARE's own calls."""
 
     def __init__(self, federation: Federation, engine: Connection):
         self.federation, self.engine = federation, engine
@@ -31,11 +31,11 @@ class Session:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         logging.getLogger("nvflare").setLevel(logging.CRITICAL)
-        before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not an end
+        before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server that hangs up is an error to report, not our end
         (federation.admin / "transfer").mkdir(exist_ok=True)
 
         def new_session() -> Any:
-            with contextlib.redirect_stdout(io.StringIO()):  # the engine greets
+            with contextlib.redirect_stdout(io.StringIO()):  # FLARE prints a greeting
                 return new_secure_session(ADMIN, str(federation.admin.resolve()), timeout=CONNECT)
 
         try:
@@ -54,7 +54,7 @@ class Session:
         return [site for site in self.federation.sites if site in names]
 
     def running(self) -> set[str]:
-        """The jobs that have processes; the engine lists those too that a killed server left."""
+        """The jobs that have processes; FLARE's list of jobs also has those that a killed server left."""
         return {job.job_id for job in self.engine.get_system_info().job_info}
 
     def jobs(self, name: str, finished: bool) -> set[str]:
@@ -63,7 +63,7 @@ class Session:
         return {job["job_id"] for job in named if has_finished(str(job.get("status", ""))) == finished}
 
     def status(self, job: str) -> str:
-        """How a job is doing, in the engine's words."""
+        """How a job is doing, in FLARE's words."""
         return str(self.engine.get_job_meta(job).get("status", ""))
 
     def abort(self, job: str) -> None:
@@ -73,13 +73,13 @@ class Session:
 
 
 def has_finished(status: str) -> bool:
-    """Whether a job of this status has come to its end, whichever."""
+    """Whether a job with this status has ended, successfully or not."""
     return status.startswith("FINISHED")
 
 
 @contextlib.contextmanager
 def told(federation: Federation) -> Iterator[None]:
-    """Within it, trouble with the server is said in one line."""
+    """During the block, turn any error from the server into one line."""
     try:
         yield
     except InputError:
@@ -89,8 +89,8 @@ def told(federation: Federation) -> Iterator[None]:
 
 
 def trouble(federation: Federation, error: Exception) -> InputError:
-    """What to say of an error that came from the server, or on the way to it."""
+    """The one-line error for one that came from the server, or on the way to it."""
     server, said = f"the server at {federation.host}:{federation.port}", f"{type(error).__name__}: {in_one_line(error)}"
     if is_lost(error):
         return InputError(f"{server} does not answer ({said}): start it, then resume")
-    return InputError(f"{server} did not do as asked ({said}): mend that, then resume")
+    return InputError(f"{server} failed to do as asked ({said}): fix that, then resume")

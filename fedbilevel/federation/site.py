@@ -1,4 +1,4 @@
-"""A site of a federation: takes part in runs with its own data, and tells the server nothing else."""
+"""A site of a federation: takes part in runs with its own data, and tells the server nothing more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reply = list  # [True, bytes], or [False, the kind of a `Failure`, its line]
 
 @contextlib.contextmanager
 def _unsaid() -> Iterator[None]:
-    """Within it, what is wrong with the site's own files is for its log alone: the line could name them."""
+    """During the block, keep errors in the site's own files to its log: the line could name them."""
     try:
         yield
     except InputError as error:
@@ -46,16 +46,16 @@ def _where(error: Exception) -> str:
     return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in reversed(calls))
 
 
-SERVER = "server"  # the engine's name for it
-MOST_LINES = 200  # of refusals in the log of a job, before most are left out
+SERVER = "server"  # FLARE's name for it
+MOST_LINES = 200  # refusals logged in a job before most are left out
 
 
 class Site:
-    """What the engine makes of a job at a site; its two published methods are all that the server can call."""
+    """What FLARE creates at a site for a job; its two published methods are all that the server can call."""
 
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
-        self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and what it said to that
+        self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and its reply
         self._refused = 0
         self._one_at_a_time = threading.Lock()
 
@@ -66,7 +66,7 @@ class Site:
 
     @documented(collab.publish)
     def begin(self, request: bytes) -> Reply:
-        """Take part in a run: the server says which, and whether the site's data are its own is answered."""
+        """Take part in the run that the server names; the reply says whether the site's data is its own."""
         return self._guarded(lambda: self._begun.get(request) or self._begin(request))
 
     @documented(collab.publish)
@@ -75,21 +75,21 @@ class Site:
         return self._guarded(lambda: self._answer(request))
 
     def _guarded(self, work: Callable[[], bytes]) -> Reply:
-        """No traceback leaves the site: a refusal is one line, and any other failure no more than its kind."""
+        """Let no traceback leave the site: a refusal is one line, and any other failure is only its type."""
         with self._one_at_a_time:
             try:
                 if collab.caller != SERVER:
-                    raise InputError(f"{collab.caller} is not the server: a site answers to nobody else")
+                    raise InputError(f"{collab.caller} is not the server: a site answers nobody else")
                 return [True, work()]
             except (InputError, NotFinite) as error:
                 self._log(f"refused: {in_one_line(error)}")
                 return [False, str(Failure.of(error).kind), str(error)]
             except Exception as error:
                 self._log(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
-                return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: its log says more"]
+                return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: see its log"]
 
     def _log(self, line: str) -> None:
-        """A warning; of very many, which would fill the disk, one in a thousand."""
+        """Log a warning; of very many, which would fill the disk, only one in a thousand."""
         self._refused += 1
         if self._refused <= MOST_LINES or self._refused % 1000 == 0:
             logger.warning("%s", line)
@@ -103,7 +103,7 @@ class Site:
             knobs, values, precision, identity = run["knobs"], run["hyperparameters"], run["precision"], str(run["identity"])
             task_name = str(run["task"])
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this is not the beginning of a run ({type(error).__name__}): refused") from None
+            raise InputError(f"this does not describe a run to begin ({type(error).__name__}): refused") from None
         jax.config.update("jax_enable_x64", precision == "float64")
         keep_compiled(self._kit)
         with _unsaid():

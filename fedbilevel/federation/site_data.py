@@ -1,12 +1,10 @@
-"""A site's own data, as its `site.toml` says: nothing of it is sent, and a run that wants another task is refused."""
+"""A site's own data, as its `site.toml` describes it: none of it is sent, and a run of another task is refused."""
 
 from __future__ import annotations
 
 import importlib
-import tomllib
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,14 @@ from fedbilevel.registry import find
 from fedbilevel.settings import configure, nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task
+from fedbilevel.user_files import Scalar, read_arrays, read_toml
 
-KINDS = {str: "text in quotes", int: "a whole number", dict: "a table"}
 LOADERS = ("share", "files", "function")
-FIELDS = {"task": str, "loader": str, "client": int, "path": str, "function": str, "data": str, "knobs": dict}
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """What a site has, by its own word."""
+    """What a site says about its data."""
 
     file: Path
     task: str
@@ -37,38 +34,26 @@ class SiteData:
     path: str = ""  # files: the .npz, relative to the configuration
     function: str = ""  # function: module:name
     data: str = ""  # folder of data sets that are not bundled
-    knobs: Mapping[str, Any] | None = None  # settings of the task that the site insists on
+    knobs: Mapping[str, Scalar] = field(default_factory=dict)  # settings of the task that the site insists on
+
+    def __post_init__(self) -> None:
+        if self.loader not in LOADERS:
+            raise InputError(f"loader must be one of {', '.join(LOADERS)}; given: {self.loader}")
 
     @classmethod
     def read(cls, file: Path) -> SiteData:
-        """From the site's configuration; `InputError` if it cannot be used."""
-        try:
-            content = tomllib.loads(file.read_text())
-        except FileNotFoundError:
-            raise InputError(f"{file} does not exist: say there what data this site has") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{file} is not TOML ({error}): mend it") from None
-        for name in content:
-            if name not in FIELDS:
-                raise InputError(f"{file} has an unknown entry {name!r}{nearest(name, FIELDS)}")
-            if type(content[name]) is not FIELDS[name]:
-                raise InputError(f"{file}: {name} must be {KINDS[FIELDS[name]]}; given: {content[name]!r}")
-        for name in ("task", "loader"):
-            if name not in content:
-                raise InputError(f"{file} does not say the {name}: add a line {name} = ...")
-        if content["loader"] not in LOADERS:
-            raise InputError(f"{file}: loader must be one of {', '.join(LOADERS)}; given: {content['loader']}")
-        return cls(file, **content)
+        """Read the site's configuration; `InputError` if it cannot be used."""
+        return read_toml(file, cls, file=file)
 
     def agree(self, task: str, knobs: Mapping[str, Any]) -> None:
-        """Raise `InputError` unless a run of this task with these knobs is what the site is set up for."""
+        """Raise `InputError` unless the site is set up for runs of this task with these knobs."""
         if task != self.task:
-            raise InputError(f"this site is set up for the task {self.task}, and the run is of {task}: refused")
-        for name, value in (self.knobs or {}).items():
+            raise InputError(f"this site is set up for the task {self.task}, not for {task}: refused")
+        for name, value in self.knobs.items():
             if name not in knobs:
                 raise InputError(f"this site insists on a knob {name!r} that {task} does not have{nearest(name, knobs)}")
             if value != knobs[name]:
-                raise InputError(f"this site insists on {name} = {value}, and the run has {name} = {knobs[name]}: refused")
+                raise InputError(f"this site insists on {name} = {value}, but the run has {name} = {knobs[name]}: refused")
 
     def load(self, knobs: Mapping[str, Any]) -> tuple[Task, Population]:
         """The task, and this site's own rows for it as a population of one."""
@@ -87,12 +72,7 @@ class SiteData:
         file = self.file.parent / self.path
         if not self.path or not file.is_file():
             raise InputError(f"{self.file}: path must name an .npz file; given: {self.path!r}")
-        try:
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {name: content[name] for name in content.files}
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"{file} is not an .npz file of plain arrays ({error})") from None
-        parts = []
+        arrays, parts = read_arrays(file), []
         for what, shards in (("upper", task.population.upper), ("lower", task.population.lower)):
             paths, structure = jax.tree_util.tree_flatten_with_path(shards.rows)
             names = [
@@ -105,7 +85,7 @@ class SiteData:
         return parts[0], parts[1]
 
     def _called(self) -> tuple[Tree, Tree]:
-        """What the site's own function gives. Only the site can name one: no message can."""
+        """What the site's own function returns. Only the site can name it: no message can."""
         module, colon, name = self.function.partition(":")
         if not (module and colon and name):
             raise InputError(f"{self.file}: function must be of the form module:name; given: {self.function!r}")
@@ -119,7 +99,7 @@ class SiteData:
 
 
 def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
-    """Raise `InputError` unless rows are built as the task's own, of finite numbers, and labels and places that can be."""
+    """Raise `InputError` unless rows are built like the task's, with finite numbers and possible labels and places."""
     given: Any = jax.tree.structure(rows)
     if given != jax.tree.structure(wanted):
         raise InputError(f"{file}: the {what} rows must be {jax.tree.structure(wanted)}, not {given}")
@@ -128,11 +108,11 @@ def _check_alike(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
         if (mine.dtype, mine.shape[1:]) != (theirs.dtype, theirs.shape[1:]):
             raise InputError(
                 f"{file}: {name} has rows of {mine.dtype}{list(mine.shape[1:])}, "
-                f"and the task's are {theirs.dtype}{list(theirs.shape[1:])}"
+                f"but the task's are {theirs.dtype}{list(theirs.shape[1:])}"
             )
         if np.issubdtype(mine.dtype, np.floating) and not np.isfinite(mine).all():
-            raise InputError(f"{file}: {name} holds a value that is not finite: mend the data")
+            raise InputError(f"{file}: {name} holds a value that is not finite: fix the data")
         if np.issubdtype(mine.dtype, np.signedinteger) and mine.min(initial=0) < 0:
             raise InputError(f"{file}: {name} must not be below 0; given: {mine.min()}")
-        if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would be taken for the last one
+        if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would pass for the last one
             raise InputError(f"{file}: {name} must be at most {theirs.max()}, the task's last; given: {mine.max()}")

@@ -10,11 +10,11 @@ from pathlib import Path
 from fedbilevel.errors import InputError
 from fedbilevel.runs.files import write_atomically
 
-RUNS = 8  # how many runs' values a site keeps; those it has not heard of longest go first
+RUNS = 8  # how many runs' values a site keeps; the least recently used go first
 
 
 class DiskStore:
-    """The values of one run, in a folder of their own beside those of others."""
+    """The values of one run, in their own folder beside those of others."""
 
     def __init__(self, folder: Path, run: str):
         if not re.fullmatch(r"[0-9a-f]{1,64}", run):
@@ -24,7 +24,7 @@ class DiskStore:
             self._folder.touch()
 
     def save(self, step: int, data: bytes, keep: int) -> None:
-        """Keep the data as those of a step, and of older ones those of the step `keep` alone."""
+        """Store the data of a step, and of older steps keep only that of the step `keep`."""
         if not self._folder.exists():
             self._make_room()
         write_atomically(self._file(step), hashlib.sha256(data).digest() + data)
@@ -33,7 +33,7 @@ class DiskStore:
                 file.unlink()
 
     def load(self, step: int) -> bytes:
-        """The data of a step; `InputError` if there are none, or they are damaged."""
+        """The data of a step; `InputError` if it is missing or damaged."""
         try:
             content = self._file(step).read_bytes()
         except FileNotFoundError:
@@ -44,7 +44,7 @@ class DiskStore:
         return data
 
     def _make_room(self) -> None:
-        """Make the run's folder, and forget the runs that were not heard of longest."""
+        """Create the run's folder, and delete the least recently used runs."""
         self._folder.mkdir(parents=True)
         others = [p for p in self._folder.parent.iterdir() if p != self._folder and p.is_dir()]
         others.sort(key=lambda p: p.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""Runs on a federation: submitted as jobs, followed in their run folders, and submitted again when a job dies."""
+"""Runs on a federation: submitted as jobs, followed in their run folders, and resubmitted when a job dies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedbilevel.runs.files import locked
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import StopRequest
 
-GATHER = 30.0  # seconds that sites get to connect before a run goes on without them
-DEATHS = 3  # jobs in a row that die before a checkpoint
+GATHER = 30.0  # seconds that sites have to connect before a run continues without them
+DEATHS = 3  # consecutive jobs that die before a checkpoint
 
 
 class Supervisor:
@@ -34,7 +34,7 @@ class Supervisor:
         self._submitted: set[str] = set()
 
     def run(self, folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
-        """Bring a run to its end, with as many jobs as that takes. Raises `Diverged` or `Interrupted`."""
+        """Bring a run to its end, with as many jobs as it takes. Raises `Diverged` or `Interrupted`."""
         deaths, watch = 0, FolderWatch(folder, observe, self._say)
         with locked(folder.path, by="config.json"), Session.open(self.federation, self._say) as session:
             while folder.result is None:
@@ -48,14 +48,13 @@ class Supervisor:
                 deaths = 0 if _checkpointed(folder) > before else deaths + 1
                 if status.get("final") or deaths >= DEATHS:
                     logs = self.federation.folder / "server" / "console.txt"
-                    raise InputError(f"the run stopped: {reason}; mend that ({logs} says more), then resume it")
-                self._say(f"the job ended early ({reason}); going on from the last checkpoint")
-        result = folder.result or {}
-        if result["status"] == "diverged":
-            raise Diverged(str(result["reason"]))
+                    raise InputError(f"the run stopped: {reason}; fix that (see {logs}), then resume it")
+                self._say(f"the job ended early ({reason}); continuing from the last checkpoint")
+        if (result := folder.result) and result["status"] == "diverged":
+            raise Diverged(result.get("reason", f"{folder.path} diverged"))
 
     def _job(self, session: Session, watch: FolderWatch, stop: StopRequest) -> str:
-        """One job, until it or the run ends: how the job ended."""
+        """Run one job until it or the run ends; returns how the job ended."""
         self._gather(session, stop)
         if stop.signum is not None:
             return "stopped"
@@ -71,16 +70,16 @@ class Supervisor:
             except Exception as error:
                 if not is_lost(error):
                     raise
-                return f"the server did not say whether it takes the job ({in_one_line(error)})"
+                return f"the server did not confirm the job ({in_one_line(error)})"
         self._submitted.add(job)
         try:
             return follow(session, job, watch, self._returning, stop)
-        except BaseException:  # nobody would follow it
+        except BaseException:  # nobody is left to follow it
             session.abort(job)
             raise
 
     def _gather(self, session: Session, stop: StopRequest) -> None:
-        """Wait until all sites are connected, or as long as they get."""
+        """Wait until all sites are connected, or their time is up."""
         deadline = time.monotonic() + GATHER
         while stop.signum is None:
             with told(self.federation):
@@ -90,8 +89,8 @@ class Supervisor:
                 return
             if time.monotonic() > deadline:
                 if not there:
-                    raise InputError("no site is connected: start them with 'fedbilevel federation start'")
-                self._say(f"going on without {', '.join(absent)}: not connected")
+                    raise InputError("no site is connected: start the sites with 'fedbilevel federation start'")
+                self._say(f"continuing without {', '.join(absent)}: not connected")
                 return
             time.sleep(POLL)
 

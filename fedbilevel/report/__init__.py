@@ -1,1 +1,1 @@
-"""What came of runs, to look at: a table in the terminal, pictures, and a page."""
+"""The results of runs: a table in the terminal, pictures, and a page."""

@@ -1,4 +1,4 @@
-"""Runs that differ by their seed alone, as one series with a confidence band."""
+"""Runs that differ only in their seed, as one series with a confidence band."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 
 class Band(NamedTuple):
-    """The mean over seeds, and between which values it lies with 95 % confidence."""
+    """The mean over seeds, and its 95 % confidence interval."""
 
     at: list[float]
     mean: list[float]
@@ -21,7 +21,7 @@ class Band(NamedTuple):
 
 
 def series(configurations: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The numbers of the configurations, those together that differ by `seed` alone."""
+    """The numbers of the configurations, grouped with those that differ only in `seed`."""
     groups: dict[str, list[int]] = {}
     for k, configuration in enumerate(configurations):
         rest = {name: value for name, value in configuration.items() if name != "seed"}
@@ -30,9 +30,9 @@ def series(configurations: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def band(positions: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> Band | None:
-    """The band of several curves, by Student's t; None where they have no stretch in common.
+    """The band of several curves, by Student's t; None if they have no stretch in common.
 
-    Curves with other places than the first one's are interpolated to those.
+    Curves with other positions than the first one's are interpolated at those.
     """
     from scipy.stats import t
 

@@ -1,4 +1,4 @@
-"""Pictures of curves, as PNG and SVG: on a screen, or in a paper as they are."""
+"""Pictures of curves, as PNG and SVG, for a screen or a paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = (".png", ".svg")
 def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Path]:
     """The headline metric against rounds and against megabytes, and the upper loss against rounds.
 
-    Written as PNG and as SVG, and as what `path` ends in if that is something else; the paths are returned.
+    They are written as PNG and SVG, and in the format that `path` ends in if that is another; returns the paths.
     """
     import matplotlib
     from matplotlib.figure import Figure

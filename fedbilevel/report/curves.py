@@ -1,7 +1,8 @@
-"""Runs as their folders tell them: each one's numbers along the way, under a label that says in what it differs."""
+"""Runs as their folders record them: each one's numbers along the way, under a label that says how it differs."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,15 +22,15 @@ class Curve(NamedTuple):
     status: str
     bytes_per_float: int
     headline: str
-    diagnostics: Collection[str] = ()  # the names of what its algorithm reports beside the metrics
+    diagnostics: Collection[str] = ()  # the names of what its algorithm reports besides the metrics
 
     def megabytes(self, row: dict[str, Any], *directions: str) -> float:
-        """Sent in these directions until this row."""
+        """The megabytes sent in these directions up to this row."""
         return sum(row[f"floats_{d}"] for d in directions) * self.bytes_per_float / 1e6
 
 
 def curves(folders: Sequence[RunFolder]) -> list[Curve]:
-    """What there is of each run; labels say in what the runs differ. `InputError` if a run has no metrics yet."""
+    """Each run's curve so far; labels say how the runs differ. `InputError` if a run has no metrics yet."""
     result = []
     for folder, label in zip(folders, labels([flat(folder.configuration.plain()) for folder in folders]), strict=True):
         rows = folder.rows()
@@ -39,13 +40,15 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
         status = str(ended["status"]) if ended else "unfinished"
         configuration = folder.configuration
         headline = find(TASKS, "task", configuration.task).load().headline
-        diagnostics = configuration.configured_algorithm().diagnostics()
-        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, diagnostics))
+        reported: Collection[str] = ()
+        with contextlib.suppress(InputError):  # settings that this version no longer has
+            reported = configuration.configured_algorithm().diagnostics()
+        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, reported))
     return result
 
 
 def labels(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each configuration: its algorithm, its task if there are several, and in what it differs from its like."""
+    """A name for each configuration: its algorithm, its task if tasks differ, and how it differs from similar ones."""
     several = len({d["task"] for d in described}) > 1
 
     def label(one: Mapping[str, Any]) -> str:
@@ -62,7 +65,7 @@ def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with those of inner dictionaries beside them."""
+    """The values, with those of inner dictionaries moved up beside them."""
     inner = {k: v for value in values.values() if isinstance(value, dict) for k, v in value.items()}
     return {**{k: v for k, v in values.items() if not isinstance(v, dict)}, **inner}
 
@@ -75,5 +78,5 @@ def metrics(curves: Sequence[Curve]) -> list[str]:
 
 
 def diagnostics(curves: Sequence[Curve]) -> list[str]:
-    """The names of all that the runs' algorithms report."""
+    """The names of everything that the runs' algorithms report."""
     return list(dict.fromkeys(name for curve in curves for name in curve.rows[-1] if name in curve.diagnostics))

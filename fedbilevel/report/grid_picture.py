@@ -12,7 +12,7 @@ from fedbilevel.runs.sweeps.sweep import Cell, Sweep
 
 
 class HeatMap(NamedTuple):
-    """A metric over the first two names of a grid, the best over the others; not a number where a run diverged."""
+    """A metric over the first two names of a grid, the best over the others; NaN where a run diverged."""
 
     down: str
     across: str
@@ -22,22 +22,20 @@ class HeatMap(NamedTuple):
 
 
 def heat_map(sweep: Sweep, cells: Sequence[Cell], metric: str) -> HeatMap:
-    """The sweep's numbers, for a picture."""
-    names = list(sweep.grid)
-    down, across = names[0], names[1] if len(names) > 1 else None
-    rows: Sequence[Any] = sweep.grid[down]
-    columns: Sequence[Any] = sweep.grid[across] if across else [None]
+    """The heat map of a sweep's numbers."""
+    down, across = [*sweep.grid, "", ""][:2]
+    rows, columns = (sweep.grid.get(name, [None]) for name in (down, across))
 
     def best(row: Any, column: Any) -> float:
-        here = [c for c in cells if c.values[down] == row and (across is None or c.values[across] == column)]
+        here = [c for c in cells if (c.values.get(down), c.values.get(across)) == (row, column)]
         return sweep.ranked(here, metric)[0].mean(metric) if here else math.nan
 
     numbers = [[best(row, column) for column in columns] for row in rows]
-    return HeatMap(down, across or "", [_text(v) for v in rows], [_text(v) for v in columns], numbers)
+    return HeatMap(down, across, [_text(v) for v in rows], [_text(v) for v in columns], numbers)
 
 
 def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path], style: Style = SCREEN) -> None:
-    """The heat map, under each of these names; crosses where a run diverged."""
+    """Save the heat map at each of these paths, with crosses where a run diverged."""
     import matplotlib
 
     with matplotlib.rc_context(style.settings):
@@ -48,7 +46,7 @@ def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style:
     from matplotlib.figure import Figure
 
     down, across, rows, columns, numbers = drawn
-    unit = style.settings["font.size"] / 10  # inches grow with the type
+    unit = style.settings["font.size"] / 10  # inches grow with the font size
     width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
     figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from fedbilevel.tasks.base import Holdings
 
-NUMBERED = 20  # up to so many clients the numbers are written out
+NUMBERED = 20  # up to this many clients and classes, the counts are written out
 
 
 def holdings(held: Holdings, title: str, path: Path) -> None:
-    """A panel for each purpose: a row for every client, a column for every class, the darker the more samples."""
+    """Save a panel for each purpose: a row per client, a column per class, darker for more samples."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -184,7 +184,7 @@ function showSweeps() {
   section.replaceChildren();
   if (!data.sweeps.length) return;
   section.append(element("h2", {}, "Sweeps"));
-  section.append(element("p", {}, "The mean over seeds at the end, of the best cell where the grid has more than two names; × where a run diverged."));
+  section.append(element("p", {}, "The final mean over seeds, of the best cell if the grid has more than two names; × where a run diverged."));
   const grid = element("div", { class: "grid" });
   section.append(grid);
   for (const sweep of data.sweeps) {
@@ -208,7 +208,7 @@ function showSweeps() {
 
 // --- what x says -----------------------------------------------------------------------------------------------------
 
-const waiting = [];  // charts that have a place and are still to be drawn
+const waiting = [];  // charts that have a place but are not drawn yet
 
 function planned(into, name, chartTraces, chartLayout, height) {
   const chart = element("div", { class: "chart" });
@@ -325,7 +325,7 @@ function showConfiguration() {
   }
   data.runs.forEach((run, k) => {
     const names = [...Object.keys(run.configuration), ...Object.keys(run.versions)];
-    const whole = element("details", { id: `whole-${k}` }, element("summary", {}, `${run.label}: all of it (${run.folder})`));
+    const whole = element("details", { id: `whole-${k}` }, element("summary", {}, `${run.label}: everything (${run.folder})`));
     if (open.has(whole.id)) whole.open = true;
     whole.append(settingsTable(names, [run]));
     section.append(whole);
@@ -379,9 +379,12 @@ if (document.body.dataset.live) {
   setInterval(async () => {
     let text;
     try {
-      text = await (await fetch("data.json", { cache: "no-store" })).text();
-    } catch {
-      document.getElementById("about").textContent = "not being served any more: as it was last";
+      const answer = await fetch("data.json", { cache: "no-store" });
+      text = await answer.text();
+      if (!answer.ok) throw new Error(text);
+    } catch (error) {
+      document.getElementById("about").textContent = `no longer served, this is the last state: ${error.message}`;
+      before = null;
       return;
     }
     if (text === before) return;

@@ -1,4 +1,4 @@
-"""The report page: one HTML file that needs nothing else, its charts drawn by Plotly's own script."""
+"""The report page: one self-contained HTML file, with charts drawn by Plotly's own script."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 def page(contents: Mapping[str, Any], live: bool = False) -> str:
-    """The page as HTML; a live one asks its server for newer contents."""
+    """The page as HTML; a live page asks its server for newer contents."""
     from plotly.offline import get_plotlyjs
 
     parts = {
         "style": _part("page.css"),
         "live": "yes" if live else "",
-        "data": encoded(contents).replace("<", "\\u003c"),  # nothing in it can end the element that it stands in
+        "data": encoded(contents).replace("<", "\\u003c"),  # nothing in it can close the element around it
         "plotly": get_plotlyjs(),
         "script": _part("page.js"),
     }
@@ -24,7 +24,7 @@ def page(contents: Mapping[str, Any], live: bool = False) -> str:
 
 
 def encoded(contents: Mapping[str, Any]) -> str:
-    """The contents as JSON, which has no word for numbers that are not finite."""
+    """The contents as JSON; `ValueError` for numbers that are not finite, which JSON cannot express."""
     return json.dumps(contents, allow_nan=False)
 
 

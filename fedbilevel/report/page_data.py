@@ -1,4 +1,4 @@
-"""All that the report page shows, as plain values."""
+"""Everything that the report page shows, as plain values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         try:
             _look_inside(folder, run, holdings)
         except InputError as error:
-            notes.append(f"{folder.path} is shown without what its task would tell: {error}")
+            notes.append(f"{folder.path} is shown without the details of its task: {error}")
         runs.append(run)
     metric_names, reported = metrics(shown), diagnostics(shown)
     return {
@@ -65,7 +65,7 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
 
 
 def _sweep(folder: SweepFolder) -> dict[str, Any]:
-    """A heat map of the cells that are finished."""
+    """A heat map of the finished cells."""
     sweep, cells = folder.sweep, folder.cells()
     metric = folder.metric
     drawn = heat_map(sweep, cells, metric)._asdict()
@@ -75,15 +75,15 @@ def _sweep(folder: SweepFolder) -> dict[str, Any]:
 
 
 def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str, Any]:
-    rows = curve.rows
+    rows, ended = curve.rows, folder.result
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     columns["megabytes"] = [curve.megabytes(row, "up", "down") for row in rows]
     return {
         "label": curve.label,
         "folder": str(folder.path),
         "status": curve.status,
-        "reason": (folder.result or {}).get("reason", ""),
-        "caveats": (folder.result or {}).get("caveats", []),
+        "reason": ended.get("reason", "") if ended else "",
+        "caveats": ended.get("caveats", []) if ended else [],
         "megabytes_up": curve.megabytes(rows[-1], "up"),
         "megabytes_down": curve.megabytes(rows[-1], "down"),
         "columns": columns,
@@ -93,7 +93,7 @@ def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str
 
 
 def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any]) -> None:
-    """Add what only the run's experiment can tell: the work done, who holds what, and what x says."""
+    """Add what only the run's experiment knows: the work done, who holds what, and what x says."""
     configuration, steps = folder.configuration, run["columns"]["step"]
     tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
     work = tally.at(steps, configuration.options.seed)
@@ -106,6 +106,8 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     if where in holdings:
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
+    if x is not None and (x.shape != task.x.shape or x.dtype.kind != "f" or not np.isfinite(x).all()):
+        raise InputError(f"x.npy must hold {task.x.size} finite numbers; given: {x.dtype}{list(x.shape)}")
     if x is not None and not np.array_equal(x, np.asarray(task.x)):
         run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
 
@@ -135,14 +137,14 @@ def _data_url(image: np.ndarray) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _tally(configuration: str) -> Tally:
-    """One for all seeds, and counted once however often a page is made."""
+    """One tally for all seeds, counted once however often a page is made."""
     return Tally(Configuration.read(json.loads(configuration)).experiment())
 
 
 def _series(
     runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], metric_names: list[str]
 ) -> list[dict[str, Any]]:
-    """The curves of a chart: one for every configuration, over all seeds that it was run with."""
+    """The curves of a chart: one for every configuration, over all of its seeds."""
     groups = series(plain)
     names = labels([{k: v for k, v in described[group[0]].items() if k != "seed"} for group in groups])
     result = []
@@ -159,7 +161,7 @@ def _series(
 
 
 def _points(columns: dict[str, list], axis: str, metric: str) -> tuple[list[float], list[float]]:
-    """Where a metric is known, and what it is there."""
+    """The positions where a metric is known, and its values there."""
     both = zip(columns.get(axis, []), columns.get(metric, []), strict=False)
     known = [(at, value) for at, value in both if at is not None and value is not None]
     return [at for at, _ in known], [value for _, value in known]

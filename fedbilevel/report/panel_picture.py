@@ -1,4 +1,4 @@
-"""A picture laid out like the paper's: a column for each panel; against rounds, against megabytes, against derivatives."""
+"""A picture laid out like the paper's: a column for each panel; rows against rounds, megabytes and derivatives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AXES: list[tuple[str, Callable[[Row], float]]] = [
     ("megabytes, up and down", lambda row: row.megabytes),
     ("gradients and second-order products", lambda row: row.derivatives),
 ]
-PERFECT = 100.5  # per cent, a little above what can be reached
+PERFECT = 100.5  # per cent, slightly above what can be reached
 LABELS = {"percent": "{} (%)", "error": "test error (%)", "plain": "{}"}
 
 
@@ -78,7 +78,7 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
 
 
 def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[float], list[float], list[float]]:
-    """Where, the mean and the deviation, over the runs that have come so far."""
+    """The positions, means and deviations over the runs that got that far."""
     longest = max(len(run.rows) for run in runs)
     moments = [[run.rows[k] for run in runs if k < len(run.rows)] for k in range(longest)]
     values = [[row.value for row in moment] for moment in moments]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedbilevel.errors import InputError
 from fedbilevel.report.reproduction_text import brief, heading, printed, shown, written
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import (
-    Chosen,
     Panel,
     Reproduction,
+    Tuned,
     fixed,
-    grid_of,
     names,
     paper_of,
     read,
@@ -28,23 +27,23 @@ from fedbilevel.runs.sweeps.sweep import untied
 INTRODUCTION = """\
 # The papers' tables and figures, reproduced
 
-Written by `fedbilevel reproduce NAME --publish`; every number of ours comes from the files in `results/`. Means and standard
-deviations are over the seeds of a run; the split of the data and the start of the model are the same for all.
+Written by `fedbilevel reproduce NAME --publish`; all of our numbers come from the files in `results/`. Means and standard
+deviations are over the seeds of a run; the data split and the initial model are the same for all.
 
-Hyperparameters are chosen for every method over a grid of the same number of cells, by seeds that are not among those
-reported, but by the metric that is reported and on the same split, as the papers do: take differences of the size of the
-deviations for nothing. The grids were placed by a first look at a coarser one. A chosen value with a * is at its grid's edge.
-What the paper's values give is their cell of the grid, by the seeds of the choice, one or three: `*.tuned.toml` has them.
+Hyperparameters are chosen for every method over a grid with the same number of cells, using seeds that are not among those
+reported, but by the reported metric and on the same split, as in the papers: treat differences within one deviation as
+noise. The grids were placed after a first look at a coarser one. A chosen value with a * is at its grid's edge. The result
+with the paper's values is that of their cell of the grid, with the seeds used for choosing, one or three: see `*.tuned.toml`.
 
-*Equal megabytes* and *equal derivatives* are the metric when every method of the panel has sent as much, or computed as many
-minibatch gradients and second-order products, as the one that needs least; a dash says that a method had diverged, or had
-no metrics by then. A method is *behind* another if fewer of its runs came so far, or their mean is worse, however little.
-Costs are means over the runs that did not diverge, if there are any.
+*Equal megabytes* and *equal derivatives* are the metric once every method of the panel has sent as much, or computed as many
+minibatch gradients and second-order products, as the one that needs least; a dash means that a method had diverged, or had
+no metrics by then. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however slightly.
+Costs are means over the runs that did not diverge, if any.
 """
 
 
 def table(plan: Reproduction, results: Results) -> str:
-    """Ours beside the paper's, and what it cost."""
+    """Our numbers beside the paper's, and their costs."""
     has_paper = bool(plan.published)
     heads = ["", "method"]
     for column in columns(plan):
@@ -96,28 +95,32 @@ def _verdict(plan: Reproduction, panel: Panel, results: Results) -> str:
     wrong, hollow = doubts(plan, panel, results)
     phrases = [f"{pair.behind} is not behind {pair.ahead}{where(pair)}" for pair in wrong]
     verdict = f"not the paper's order: {'; '.join(phrases)}" if wrong else "the paper's order"
-    only = [f"{pair.behind} is behind {pair.ahead} only by its runs that diverged{where(pair)}" for pair in hollow]
+    only = [f"{pair.behind} is behind {pair.ahead} only because of its diverged runs{where(pair)}" for pair in hollow]
     return "; ".join([verdict, *only])
 
 
 def choices(plan: Reproduction, folder: Path) -> str:
     """The values that were chosen, beside the paper's."""
-    tuned = Chosen(tuned_file(plan.name, folder)).entries
+    file = tuned_file(plan.name, folder)
+    tuned = Tuned.read(file).chosen
     if not tuned:
         return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
     others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
-    methods, panels = {m.name: m for m in plan.methods}, {p.name: p for p in plan.panels}
+    lines_of = {(p.name, m.name): (p, m) for p, m in plan.tuned_lines()}
     heads = ["", "method", "grid", "chosen", "not tuned", "the paper's", "with the paper's", "cells that diverged"]
     lines = []
     for entry in tuned:
-        method, panel = methods[entry["method"]], panels[entry["panel"]]
-        grid = grid_of(panel, method)
+        name = entry["panel"], entry["method"]
+        if name not in lines_of:
+            raise InputError(f"{file}: the plan does not tune {', '.join(name)}: choose anew with --tune")
+        panel, method = lines_of[name]
+        grid = plan.tuning(panel, method).grid
         given = entry.get("with_paper_values", "")
         lines.append(
             [
                 entry["panel"],
                 method.name,
-                "; ".join(f"{_names(k)} {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()),
+                "; ".join(f"{_names(k)} {', '.join(map(_text, vs))}" for k, vs in grid.items()),
                 _values(entry["values"], grid),
                 _values({k: v for k, v in fixed(panel, method).items() if k not in untied(entry["values"])}),
                 _values(paper_of(panel, method)),
@@ -130,9 +133,13 @@ def choices(plan: Reproduction, folder: Path) -> str:
 
 def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None = None) -> str:
     def edge(name: str, value: Any) -> str:
-        return "*" if grid and value in (min(grid[name]), max(grid[name])) else ""
+        return "*" if grid and name in grid and value in (min(grid[name]), max(grid[name])) else ""
 
-    return ", ".join(f"{_names(k)} {v if isinstance(v, str) else f'{v:g}'}{edge(k, v)}" for k, v in values.items())
+    return ", ".join(f"{_names(k)} {_text(v)}{edge(k, v)}" for k, v in values.items())
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _names(tied: str) -> str:
@@ -154,7 +161,7 @@ def section(plan: Reproduction, results: Results, folder: Path) -> str:
 
 
 def results_page(folder: Path) -> str:
-    """RESULTS.md, of what is stored."""
+    """RESULTS.md, from the stored numbers."""
     return "\n".join([INTRODUCTION, *(_stored(read(name, folder), folder) for name in names(folder))])
 
 
@@ -162,9 +169,13 @@ def _stored(plan: Reproduction, folder: Path) -> str:
     described, numbers = (folder / "results" / f"{plan.name}{suffix}" for suffix in (".json", ".csv"))
     if not numbers.exists():
         return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Not run at full size yet.\n"
-    if not described.exists() or not Study(plan, folder, plans=folder).made(json.loads(described.read_bytes())):
-        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it anew.\n"
-    return section(plan, from_csv(numbers), folder)
+    if not described.exists() or not Study(plan, folder, plans=folder).made(described):
+        return f"## {plan.name}: {plan.title}\n\n{plan.paper}. Its plan has changed since it was run: publish it again.\n"
+    results = from_csv(numbers)
+    for panel, method in plan.lines():
+        if (panel.name, method.name) not in results:
+            raise InputError(f"{numbers} has no runs of {panel.name}, {method.name}: publish it again")
+    return section(plan, results, folder)
 
 
 def _markdown(heads: Sequence[str], lines: Any) -> str:

@@ -1,4 +1,4 @@
-"""How the numbers of a reproduction are written: on its scale, with their deviation and how many runs they are of."""
+"""How a reproduction's numbers are written: on its scale, with their deviation and the number of runs behind them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def scaled(plan: Reproduction, value: float) -> float:
 
 
 def shown(plan: Reproduction, value: float) -> str:
-    """A value of the metric by itself: without zeros that say nothing."""
+    """A single value of the metric, without trailing zeros."""
     return f"{value:.4g}" if plan.scale == "plain" else f"{round(scaled(plan, value), 2):g}"
 
 
 def heading(plan: Reproduction, column: Column) -> str:
-    """What a column is."""
+    """A column's heading."""
     if column.at is not None:
         return f"after {column.at} rounds"
     return f"rounds to {shown(plan, column.reach or 0.0)}{'' if plan.scale == 'plain' else ' %'}"
@@ -39,15 +39,15 @@ def brief(plan: Reproduction, number: Number | None) -> str:
 
 
 def printed(column: Column, value: float) -> str:
-    """A number of the paper's as it has it: rounds, or per cent with two decimals."""
+    """A number as the paper prints it: rounds, or per cent with two decimals."""
     return f"{value:g}" if column.reach is not None else f"{value:.2f}"
 
 
 def _aligned(plan: Reproduction, value: float) -> str:
-    """A value of the metric among others: all with the same decimals."""
+    """A value of the metric among others, all with the same number of decimals."""
     return f"{value:.4g}" if plan.scale == "plain" else f"{scaled(plan, value):.2f}"
 
 
 def _share(number: Number) -> str:
-    """Of how many runs it is, if not of all."""
+    """How many runs are behind a number, if not all."""
     return "" if number.of == number.runs else f" ({number.of} of {number.runs} runs)"

@@ -1,4 +1,4 @@
-"""How pictures look: on a screen, or in a paper as they are. Colours that the colour-blind can tell apart too."""
+"""How pictures look on a screen or in a paper, in colours that colour-blind readers can also tell apart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LINES = ("-", "--", "-.", ":")
 EMBEDDED = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "fedbilevel"}  # text stays text
 SCREEN = Style(12, 3.8, 150, {**EMBEDDED, "font.size": 11, "axes.titlesize": 11, "lines.linewidth": 1.8})
-PAPER = Style(  # the text width of the usual conference templates, in its type size for captions
+PAPER = Style(  # the text width and caption size of the usual conference templates
     5.5,
     1.9,
     600,
@@ -53,16 +53,16 @@ def find_style(name: str) -> Style:
 
 
 def look(k: int) -> dict[str, Any]:
-    """The colour and the dashes of the k-th curve, for matplotlib."""
+    """The colour and line style of the k-th curve, for matplotlib."""
     return dict(color=COLOURS[k % len(COLOURS)], linestyle=LINES[k // len(COLOURS) % len(LINES)])
 
 
 def legend_above(figure: Any, handles: Collection[Any], names: Collection[str]) -> None:
-    """A legend over the figure's whole width."""
+    """Add a legend above the figure, across its whole width."""
     columns = min(len(names), max(1, int(figure.get_figwidth() * 90 / (9 * max(map(len, names)) + 40))))
     figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def save(figure: Any, path: Path, style: Style) -> None:
-    """Write it, the same bytes whenever that is."""
+    """Save the figure; its bytes do not depend on the date."""
     figure.savefig(path, dpi=style.dpi, metadata={"Date": None} if path.suffix == ".svg" else None)

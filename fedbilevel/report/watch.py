@@ -1,7 +1,8 @@
-"""The report page of runs that are going on, served to this machine alone."""
+"""The report page of runs in progress, served only to this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import http
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +10,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
+from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.report.page import encoded, page
 
 ADDRESS = "127.0.0.1"
@@ -18,8 +20,8 @@ HOSTS = ("127.0.0.1", "localhost")
 class PageServer(ThreadingHTTPServer):
     """Serves `/`, the page, and `/data.json`, its newest contents, on 127.0.0.1.
 
-    A request that names another host is refused: so a web site that a browser has open cannot read the page by
-    having its own name lead to this machine.
+    A request that names another host is refused, so that a web site open in a browser cannot read the page by
+    pointing its own name at this machine.
     """
 
     daemon_threads = True
@@ -34,7 +36,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/"
 
     def contents(self) -> dict[str, Any]:
-        """As of now."""
+        """The page's contents as of now."""
         with self._one_at_a_time:
             return self._contents()
 
@@ -43,14 +45,20 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in HOSTS:
-            self._answer(http.HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine alone")
-        elif self.path == "/":
-            self._answer(http.HTTPStatus.OK, "text/html", page(self.server.contents(), live=True))
-        elif self.path == "/data.json":
-            self._answer(http.HTTPStatus.OK, "application/json", encoded(self.server.contents()))
+        if not _is_this_machine(self.headers.get("Host", "")):
+            self._answer(http.HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine only")
+        elif self.path not in ("/", "/data.json"):
+            self._answer(http.HTTPStatus.NOT_FOUND, "text/plain", "only / and /data.json are served")
         else:
-            self._answer(http.HTTPStatus.NOT_FOUND, "text/plain", "there is / and /data.json")
+            try:
+                contents = self.server.contents()
+            except (InputError, OSError) as error:  # the runs may be moved, or removed, while they are watched
+                self._answer(http.HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", in_one_line(error))
+            else:
+                shown = (
+                    ("text/html", page(contents, live=True)) if self.path == "/" else ("application/json", encoded(contents))
+                )
+                self._answer(http.HTTPStatus.OK, *shown)
 
     def _answer(self, status: http.HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -58,8 +66,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # a reader who does not wait is no matter
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line in the terminal."""
+        """Keep requests out of the terminal."""
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname in HOSTS
+    except ValueError:
+        return False

@@ -6,44 +6,48 @@ The file is a line that says what it is, a line with the SHA-256 of the rest, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
+from fedbilevel.core.traffic import Totals
 from fedbilevel.engines import wire
 from fedbilevel.errors import InputError
+from fedbilevel.user_files import fitted, naming, read_bytes
 
 MAGIC = b"fedbilevel checkpoint 1\n"
 
 
-class Checkpoint(NamedTuple):
-    """All that it takes to go on from there."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything needed to continue from there."""
 
     run: str  # the fingerprint of its configuration
     step: int
-    totals: list[int]
+    totals: Totals
     seconds: float
-    leaves: list[np.ndarray]  # of the state
-    reported: Mapping[str, float | None] = MappingProxyType({})  # by the last step
+    leaves: Sequence[np.ndarray]  # of the state
+    reported: Mapping[str, float | None] = field(default_factory=dict)  # by the last step
+    rows: int | None = None  # of metrics until there; checkpoints of version 0.1 do not say
 
     def encoded(self) -> bytes:
         """What the file holds."""
-        payload = wire.encode({**self._asdict(), "reported": dict(self.reported)})
+        payload = wire.encode({**vars(self), "totals": list(self.totals)})
         return MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
 
     @classmethod
     def read(cls, file: Path, run: str) -> Checkpoint:
         """The run's checkpoint; `InputError` if the file is damaged or not of this run."""
-        data = file.read_bytes()
+        data = read_bytes(file)
         if not data.startswith(MAGIC):
             raise InputError(f"{file} is not a checkpoint of fedbilevel: remove it to start this run over")
         digest, _, payload = data[len(MAGIC) :].partition(b"\n")
         if hashlib.sha256(payload).hexdigest().encode() != digest:
             raise InputError(f"{file} is truncated or damaged: remove it to start this run over")
-        checkpoint = cls(**wire.decode(payload))
+        with naming(file):
+            checkpoint = fitted(wire.decode(payload), cls)
         if checkpoint.run != run:
             raise InputError(f"{file} belongs to a run with another configuration: remove it to start this run over")
         return checkpoint

@@ -22,6 +22,7 @@ from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task, suited_to
 from fedbilevel.tasks.data.datasets import SETS, folder_of
+from fedbilevel.user_files import Scalar, fitted
 
 ROUND_TIMEOUT = 300.0  # seconds
 
@@ -31,20 +32,20 @@ class Configuration:
     """Names and plain values only, so that it can be written down and read back."""
 
     task: str
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
     algorithm: str
-    hyperparameters: Mapping[str, Any]
+    hyperparameters: Mapping[str, Scalar]
     options: RunOptions
     data: str = ""  # folder of the data set, if it is not bundled
     federation: str = ""  # folder of the federation that runs it; simulated if there is none
-    round_timeout: float = ROUND_TIMEOUT  # seconds after which a federation goes on without a site that has not answered
+    round_timeout: float = ROUND_TIMEOUT  # seconds after which a federation continues without a site that has not answered
     precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.federation and self.options.chunk_size is not None:
             raise InputError("a chunk size is for simulated clients: leave it out with a federation")
         if self.federation and self.options.products != "default":
-            raise InputError("the arithmetic of products is for simulated clients: leave it out with a federation")
+            raise InputError("products is for simulated clients: leave it out with a federation")
 
     @classmethod
     def resolve(
@@ -73,24 +74,24 @@ class Configuration:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Configuration:
         """From what `plain` gave; `InputError` if it is something else."""
-        own = [field.name for field in dataclasses.fields(cls) if field.name != "options"]
-        missing = [name for name in own if name not in values]
-        if missing:
-            raise InputError(f"it has no {missing[0]}")
-        options = RunOptions.read("it", {name: value for name, value in values.items() if name not in own})
-        return cls(options=options, **{name: values[name] for name in own})
+        own = {field.name for field in dataclasses.fields(cls)} - {"options"}
+        options = {name: value for name, value in values.items() if name not in own}
+        read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
+        find(TASKS, "task", read.task)
+        read.configured_algorithm()
+        return read
 
     def plain(self) -> dict[str, Any]:
-        """As a dictionary for JSON, the options beside the rest."""
+        """A flat dictionary for JSON, run options included."""
         values = dataclasses.asdict(self)
         return {**values.pop("options"), **values}
 
     def fingerprint(self) -> str:
-        """Equal for equal configurations alone."""
+        """A hash that is equal exactly when configurations are."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
 
     def experiment(self) -> Experiment:
-        """What it describes, simulated and ready to run."""
+        """The simulated experiment that it describes."""
         if self.precision != _precision():
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"

@@ -137,11 +137,11 @@ class CountingClient:
         return jnp.asarray(self._m)
 
     def batch(self, k: Any = 0, times: int = 1) -> int:
-        """As of `Client`."""
+        """See `Client.batch`."""
         return 1 if self._full_batches else times
 
     def five_batches(self, k: Any = 0, times: int = 1, shared: bool = False) -> FiveBatches:
-        """As of `Client`."""
+        """See `Client.batch`."""
         return FiveBatches(*[cast(Any, self.batch(k, times))] * 5)
 
     def whole(self) -> int:

@@ -28,7 +28,7 @@ from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
@@ -77,7 +77,10 @@ class Experiment:
                 "or drop the constraints"
             )
         self.engine.require(task, self.algorithm)
-        task.population.problem.check(task.x, task.y, task.population.first_rows())
+        task.population.problem.check(task.x, task.y, task.population.some_rows())
+        for name in task.metric_names():
+            if name in COUNTERS or name in self.algorithm.diagnostics():
+                raise unusable(name, f"a run of {kind.__name__} has that name for another number")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
         if rounds is not None and rounds < start + first:
@@ -86,21 +89,22 @@ class Experiment:
             )
 
     def caveats(self) -> list[str]:
-        """What the algorithm assumes and the task does not fulfil, a sentence each."""
-        kind = type(self.algorithm)
+        """What the algorithm assumes and the run does not fulfil, a sentence each."""
+        kind, bias = type(self.algorithm), self.algorithm.bias(self.task.population, self.engine.participation)
+        found = [bias] if bias else []
         if kind.needs_strong_convexity and not self.task.strongly_convex:
-            return [
+            found.append(
                 f"{kind.__name__} assumes a lower level that is strongly convex in y, and this task's is not: "
                 "its guarantees do not hold here."
-            ]
-        return []
+            )
+        return found
 
     def saved(self, moment: Snapshot) -> list[np.ndarray]:
         """A moment's state as arrays, for a checkpoint."""
         return self.engine.save(moment.state, moment.step)
 
     def restored(self, arrays: list[np.ndarray]) -> Any:
-        """The state from what `saved` gave; `InputError` if those are not arrays of this run's. May raise `Diverged`."""
+        """The state from what `saved` gave; `InputError` if the arrays do not belong to this run. May raise `Diverged`."""
         with self._finite(BEFORE):
             return self.engine.restore(arrays, self.algorithm, self.task.x, self.task.y, self._key(0))
 
@@ -161,13 +165,12 @@ class Experiment:
 
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` where a loss is above the bound."""
-        for name, value in values.items():
-            if np.shape(value) != () or name in COUNTERS:
-                raise InputError(f"the metric {name!r} must be one number, under a name that is not a counter's")
         metrics, bound = numbers(values), self.options.loss_bound
         for name in LOSSES:
             if metrics[name] is None and moment.step == 0:
-                raise InputError(f"{name} is not finite at the start: look for such values in the data, or start elsewhere")
+                raise InputError(
+                    f"{name} is not finite at the start: check the data for values that are not finite, or start elsewhere"
+                )
             loss = float(values[name])
             if not loss <= bound:
                 raise Diverged(self.advice(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}"))

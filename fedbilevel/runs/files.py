@@ -38,6 +38,15 @@ def is_locked(path: Path) -> bool:
         return True
 
 
+def require_place(path: Path, *others: str) -> None:
+    """Raise `InputError` unless a folder can be there without a file of others, by their names' patterns."""
+    if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
+        raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
+    for pattern in others:
+        for file in path.glob(pattern):
+            raise InputError(f"{file.parent} already holds something else ({file.name}): choose another --out")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file by new content: whoever looks, after whatever crash, sees the old or the new one whole."""
     temporary = path.with_name(f".{path.name}.new")

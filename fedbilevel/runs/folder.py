@@ -5,6 +5,9 @@ metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             the x in it, for whoever looks at the run
 result.json       how the run ended: finished, or diverged and why
+
+Several runs that begin together are subfolders of one folder. While their configurations are written, it holds
+starting.json, which has them all: so they begin all or none, whenever a kill comes.
 """
 
 from __future__ import annotations
@@ -15,24 +18,46 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import jax
 import numpy as np
 
-from fedbilevel.core.traffic import Totals
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
-from fedbilevel.runs.files import locked, write_atomically
+from fedbilevel.runs.files import locked, require_place, write_atomically
+from fedbilevel.runs.rows import Row, check_row
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.versions import versions_here
+from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
 
 CHECKPOINT_SECONDS = 10.0
 FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "sites.json", "stop")
+STARTING = "starting.json"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What `config.json` holds; of old runs not all of it."""
+
+    configuration: Mapping[str, Any]  # as `Configuration.plain` gives it
+    versions: Mapping[str, str] = field(default_factory=dict)
+    bytes_per_float: int = 4
+    identity: str = ""  # what tells this run from all others, also from one with the same configuration
+
+
+class Result(TypedDict):
+    """What `result.json` holds, beside the last row of a run that finished."""
+
+    status: Literal["finished", "diverged"]
+    reason: NotRequired[str]  # of divergence
+    caveats: NotRequired[list[str]]
 
 
 class RunFolder:
@@ -43,29 +68,52 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Mapping[Path, Configuration], force: bool = False) -> list[RunFolder]:
-        """New runs, all or none; a folder that holds one is refused unless `force`, which removes that run's files."""
+        """New runs, all or none; a folder that holds one is refused unless `force`, which removes that run's files.
+
+        Several are to be subfolders of one folder.
+        """
+        parent = next(iter(runs)).parent
+        cls.complete(parent)
         for path in runs:
-            if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
-                raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
+            require_place(path, "sweep.json")
             if (path / "config.json").exists() and not force:
                 raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
             for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
                 if (path / by).exists():
                     with locked(path, by):
                         pass
-        itemsize = jax.numpy.zeros(()).dtype.itemsize
-        for path, configuration in runs.items():
-            for name in FILES:
-                (path / name).unlink(missing_ok=True)
-            path.mkdir(parents=True, exist_ok=True)
-            content = {
-                "configuration": configuration.plain(),
-                "versions": versions_here(),
-                "bytes_per_float": itemsize,
-                "identity": secrets.token_hex(8),
-            }
-            write_atomically(path / "config.json", (json.dumps(content, indent=2) + "\n").encode())
-        return [cls(path) for path in runs]
+        require_place(parent, "sweep.json", "config.json")
+        versions, itemsize = versions_here(), jax.numpy.zeros(()).dtype.itemsize
+        begin = {path: Beginning(c.plain(), versions, itemsize, secrets.token_hex(8)) for path, c in runs.items()}
+        if len(runs) == 1:
+            return [cls(path)._begin(beginning) for path, beginning in begin.items()]
+        parent.mkdir(parents=True, exist_ok=True)
+        with locked(parent):
+            planned = {path.name: asdict(beginning) for path, beginning in begin.items()}
+            write_atomically(parent / STARTING, json.dumps(planned).encode())
+            return cls._begin_planned(parent)
+
+    @classmethod
+    def complete(cls, path: Path) -> None:
+        """Finish the start of several runs in a folder, if a kill interrupted it."""
+        if (path / STARTING).exists():
+            with locked(path):
+                cls._begin_planned(path)
+
+    @classmethod
+    def _begin_planned(cls, path: Path) -> list[RunFolder]:
+        plan = path / STARTING
+        begin = {cls(path / Path(name).name): beginning for name, beginning in read_json(plan, dict[str, Beginning]).items()}
+        begun = [run if run.holds(b.identity) else run._begin(b) for run, b in begin.items()]
+        plan.unlink()
+        return begun
+
+    def _begin(self, beginning: Beginning) -> RunFolder:
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "config.json", (json.dumps(asdict(beginning), indent=2) + "\n").encode())
+        return self
 
     @classmethod
     def find(cls, path: Path) -> list[RunFolder]:
@@ -80,25 +128,27 @@ class RunFolder:
     @property
     def configuration(self) -> Configuration:
         """As it was resolved when the run began."""
-        try:
-            return Configuration.read(self._read("config.json")["configuration"])
-        except (KeyError, TypeError, InputError) as error:
-            raise InputError(f"{self.path / 'config.json'} is not the configuration of a run ({error})") from None
+        file, stored = self.path / "config.json", self._beginning().configuration
+        with naming(file):
+            return Configuration.read(stored)
 
     @property
     def bytes_per_float(self) -> int:
         """Of the numbers that the run sends."""
-        return self._read("config.json").get("bytes_per_float", 4)
+        return self._beginning().bytes_per_float
 
     @property
-    def versions(self) -> dict[str, str]:
+    def versions(self) -> Mapping[str, str]:
         """Of what the run began with."""
-        return self._read("config.json").get("versions", {})
+        return self._beginning().versions
 
     @property
     def identity(self) -> str:
         """What tells this run from all others, also from one with the same configuration."""
-        return str(self._read("config.json").get("identity", ""))
+        return self._beginning().identity
+
+    def _beginning(self) -> Beginning:
+        return read_json(self.path / "config.json", Beginning)
 
     def holds(self, identity: str) -> bool:
         """Whether the folder still holds the run of this identity."""
@@ -107,44 +157,52 @@ class RunFolder:
         return False
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Result | None:
         """How the run ended, or None while it has not."""
-        return self._read("result.json") if (self.path / "result.json").exists() else None
-
-    def _read(self, name: str) -> dict[str, Any]:
-        try:
-            content = json.loads((self.path / name).read_bytes())
-        except ValueError as error:
-            raise InputError(f"{self.path / name} is damaged ({error})") from None
-        if not isinstance(content, dict):
-            raise InputError(f"{self.path / name} is not a file of a run")
-        return content
+        file = self.path / "result.json"
+        return read_json(file, Result) if file.exists() else None
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics so far; a line that a kill cut off is left out."""
-        file, rows = self.path / "metrics.jsonl", []
-        for line in file.read_text().splitlines() if file.exists() else ():
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
-        return rows
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        file, options = self.path / "metrics.jsonl", self.configuration.options
+        return read_json_lines(file, Row, lambda row: check_row(row, options)) if file.exists() else iter(())
 
     def x(self) -> np.ndarray | None:
         """x as of the newest checkpoint; None where there is none."""
         file = self.path / "x.npy"
-        return np.load(file, allow_pickle=False) if file.exists() else None
+        return read_array(file) if file.exists() else None
 
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
         """The run as of its newest checkpoint, with a state of the experiment that runs it; None where there is none."""
+        stored = self._stored()
+        return self._restored(stored, experiment) if stored else None
+
+    def _stored(self) -> Checkpoint | None:
         file = self.path / "checkpoint"
-        if not file.exists():
-            return None
-        stored = Checkpoint.read(file, self.configuration.fingerprint())
+        return Checkpoint.read(file, self.configuration.fingerprint()) if file.exists() else None
+
+    def _restored(self, stored: Checkpoint, experiment: Experiment) -> Snapshot:
         try:
-            state = experiment.restored(stored.leaves)
+            state = experiment.restored(list(stored.leaves))
         except InputError as error:
-            raise InputError(f"{file} has {error}, or remove it to start this run over") from None
-        totals, reported = Totals(*stored.totals), dict(stored.reported)
-        return Snapshot(state, stored.step, totals, stored.seconds, reported=reported)
+            raise InputError(f"{self.path / 'checkpoint'} has {error}, or remove it to start this run over") from None
+        return Snapshot(state, stored.step, stored.totals, stored.seconds, reported=dict(stored.reported))
+
+    def _rows_until(self, stored: Checkpoint) -> list[dict[str, Any]]:
+        """The rows that were written before a checkpoint; `InputError` if some of them are not there any more."""
+        if stored.rows is None:
+            kept, wanted = [row for row in self._rows() if row["step"] <= stored.step], 1
+        else:
+            kept, wanted = list(islice(self._rows(), stored.rows)), stored.rows
+        if len(kept) < wanted:
+            raise InputError(
+                f"{self.path / 'metrics.jsonl'} has {len(kept)} of the {wanted} rows that it had when the checkpoint beside it "
+                "was written: restore it, or remove the checkpoint to start this run over"
+            )
+        return kept
 
     def execute(
         self,
@@ -160,34 +218,40 @@ class RunFolder:
         if self.result is not None:
             return
         with locked(self.path):
-            self._execute(stop, observe, checkpoint_seconds, experiment or self.configuration.experiment())
+            self._execute(stop, observe, checkpoint_seconds, experiment or self.experiment())
+
+    def experiment(self) -> Experiment:
+        """What the configuration describes, simulated and ready to run."""
+        configuration = self.configuration
+        with naming(self.path / "config.json"):
+            return configuration.experiment()
 
     def _execute(
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
     ) -> None:
         run, identity = self.configuration.fingerprint(), self.identity
         try:
-            start = self.checkpoint(experiment)
-            kept = [row for row in self.rows() if start is not None and row["step"] <= start.step]
+            stored = self._stored()
+            start, kept = (self._restored(stored, experiment), self._rows_until(stored)) if stored else (None, [])
             write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
-            last_row, saved = kept[-1]["step"] if kept else None, time.monotonic()
+            rows, last_row, saved = len(kept), kept[-1]["step"] if kept else None, time.monotonic()
             with (self.path / "metrics.jsonl").open("a") as metrics:
                 for moment in experiment.run(start):
                     if moment.metrics is not None and moment.step != last_row:
                         metrics.write(json.dumps(moment.row()) + "\n")
                         metrics.flush()
-                        last_row = moment.step
+                        rows, last_row = rows + 1, moment.step
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, experiment, run, identity)
+                        self._write_checkpoint(moment, experiment, run, identity, rows)
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
             self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()}, identity)
             raise
-        self._write_checkpoint(moment, experiment, run, identity)
+        self._write_checkpoint(moment, experiment, run, identity, rows)
         self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()}, identity)
 
     def _require(self, identity: str) -> None:
@@ -198,9 +262,9 @@ class RunFolder:
         self._require(identity)
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, run: str, identity: str) -> None:
+    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, run: str, identity: str, rows: int) -> None:
         leaves = experiment.saved(moment)
-        checkpoint = Checkpoint(run, moment.step, list(moment.totals), moment.seconds, leaves, moment.reported).encoded()
+        checkpoint = Checkpoint(run, moment.step, moment.totals, moment.seconds, leaves, moment.reported, rows).encoded()
         self._require(identity)
         write_atomically(self.path / "checkpoint", checkpoint)
         x = io.BytesIO()

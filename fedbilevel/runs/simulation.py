@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
-from fedbilevel.core.participation import Everyone, Participation
+from fedbilevel.core.devices import require_memory
+from fedbilevel.core.participation import Everyone, Participation, require_participation
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.experiment import Experiment
@@ -24,12 +25,16 @@ def simulation(task: Task, algorithm: Algorithm, *, participation: Participation
     """
     require_algorithm(algorithm)
     checked = RunOptions(**options)
-    drawn = participation or checked.participation()
+    drawn = checked.participation() if participation is None else participation
+    require_participation("participation", drawn)
     drawn.capacity(task.population.size)
     if algorithm.pooled:
         engine = SimulatedEngine(task.population.pooled(), Everyone(), products=checked.products)
     else:
         engine = SimulatedEngine(task.population, drawn, checked.chunk_size or _chunk(task), checked.products)
+    require_memory(
+        f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
+    )
     return Experiment(task, algorithm, engine, checked)
 
 
@@ -38,6 +43,17 @@ def simulated(experiment: Experiment) -> SimulatedEngine:
     if not isinstance(experiment.engine, SimulatedEngine):
         raise InputError("only simulated experiments can be counted or run together")
     return experiment.engine
+
+
+def _bytes(task: Task, engine: SimulatedEngine) -> int:
+    """What a round holds at least: all rows, two states, and for each client computed at once two points and a minibatch."""
+    population = engine.population
+    shards, cohort = (population.upper, population.lower), engine.participation.capacity(population.size)
+    rows = sum(leaf.nbytes for leaf in jax.tree.leaves([s.rows for s in shards]))
+    point = task.x.nbytes + task.y.nbytes
+    state = point + (population.size * task.y.nbytes if task.lower_level == "local" else 0)
+    batch = sum((population.batch_size or s.longest) * s.row_bytes() for s in shards)
+    return rows + 2 * state + min(cohort, engine.chunk_size or cohort) * (2 * point + batch)
 
 
 def _chunk(task: Task) -> int | None:

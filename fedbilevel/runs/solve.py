@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Participation
-from fedbilevel.core.population import Population
+from fedbilevel.core.population import Population, one_per_client
 from fedbilevel.core.problem import Loss, Tree, from_trees
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.engines.simulated import revealed
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, require
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
@@ -35,15 +36,15 @@ def solve(
     x0: Tree,
     y0: Tree,
     *,
-    lower: Sequence[Tree],
-    upper: Sequence[Tree] | None = None,
+    lower: Iterable[Tree],
+    upper: Iterable[Tree] | None = None,
     algorithm: Algorithm,
     rounds: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     clients_per_round: int | None = None,
     participation: Participation | None = None,
-    weights: Sequence[float] | None = None,
+    weights: Iterable[float] | None = None,
     x_set: ConvexSet = EVERYWHERE,
     y_set: ConvexSet = EVERYWHERE,
     seed: int = 0,
@@ -57,8 +58,11 @@ def solve(
     """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
 
     Args:
-        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given.
-        x0, y0: where to start, arrays or pytrees of arrays.
+        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given, to which terms
+            that depend on no row may be added. Other losses, such as sums, are refused unless every call has the same
+            number of rows: all of a client's, and equally many for all clients.
+        x0, y0: where to start, arrays or pytrees of arrays. Each array keeps its precision, also for `f` and `g`; doubles
+            need `JAX_ENABLE_X64=1`, without which they become float32 with a warning.
         lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
             clients may have unequal numbers of rows. `upper` is `lower` unless given.
         algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
@@ -70,7 +74,8 @@ def solve(
             that projects, such as `MeFBO`.
         seed: the random seed.
         every: rounds between two rows of the history.
-        metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`.
+        metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`, the counters of every run and
+            what the algorithm reports; these names are taken.
         chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
@@ -83,7 +88,10 @@ def solve(
     require_algorithm(algorithm)
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
+    for name, function in (("metrics", metrics), ("observe", observe)):
+        require(function is None or callable(function), name, "a function", function)
     problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, Sets(x_set, y_set))
+    lower = one_per_client("lower", lower)
     population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
     local = type(algorithm).lower_level == "local"
     trees = jax.vmap(y_tree) if local else y_tree
@@ -104,6 +112,7 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
+    check_means(population, x, y, algorithm.pooled)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():

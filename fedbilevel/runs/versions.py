@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections.abc import Mapping
 
 import jax
 
@@ -15,3 +16,9 @@ def versions_here() -> dict[str, str]:
     }
     device = jax.devices()[0]
     return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}
+
+
+def changes_since(versions: Mapping[str, str]) -> str:
+    """What is no longer as it was, in words; nothing if all is."""
+    here = versions_here()
+    return ", ".join(f"{name} {old} is now {here[name]}" for name, old in versions.items() if here.get(name, old) != old)

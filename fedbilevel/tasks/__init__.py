@@ -1,4 +1,4 @@
-"""The tasks, by the name they have on the command line: small ones on bundled data first, then those of the papers' sizes."""
+"""The tasks, by their names on the command line: small ones on bundled data first, then those at the papers' sizes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ REPRESENTATION = ("hyper_representation", "HyperRepresentation")
 FEW_SHOT = ("few_shot", "FewShot")
 LOSS_TUNING = ("loss_tuning", "LossTuning")
 TEN = dict(clients_per_round=10)
-STANDARD = dict(scaling="standard")  # as the papers' public code does
+STANDARD = dict(scaling="standard")  # as in the papers' public code
 SIGMOID: dict[str, Any] = dict(clean="own", rho=0.7, layers=2, hidden=200, rc=0)  # MeFBO's data cleaning
 
 TASKS = {

@@ -1,20 +1,22 @@
-"""What a task is: a problem with its data, its start and its metrics."""
+"""What a task is: a problem with its data, starting point and metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from fedbilevel.core import ground_truth
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel
-from fedbilevel.tasks.shown import Shown
+from fedbilevel.errors import InputError, computing, require
+from fedbilevel.tasks.shown import Shown, nothing
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
 Better = Mapping[str, Literal["higher", "lower"]]  # metric -> which of its values are better
@@ -39,7 +41,7 @@ SuitedTable = Mapping[str, Mapping[str, Suited]]  # name of the task -> name of 
 
 
 def suited_to(table: SuitedTable, task: str, algorithm: str) -> Suited:
-    """What suits a task; where nothing is known of it, what suits the first of its kind."""
+    """What suits a task, or the first of its kind if nothing is known about the task itself."""
     for by_algorithm in (table.get(task, {}), *list(table.values())[:1]):
         if algorithm in by_algorithm:
             return by_algorithm[algorithm]
@@ -52,11 +54,11 @@ def suit(source: str, **values: Mapping[str, Any]) -> dict[str, Suited]:
 
 
 STORM = dict(c_nu=0.2, c_omega=0.2, delta=30, offset=10_000)  # the momenta of Li et al., NeurIPS 2023, appendix B.1
-THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # of the double-loop methods, and a short Neumann series
+THREE_ROUNDS = dict(lower_rounds=3, neumann_terms=5)  # for the double-loop methods, with a short Neumann series
 
 
 def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, Suited]:
-    """For every algorithm with a global lower level, from its step on x, its step on y and the smoothness of g in y."""
+    """Hyperparameters for all algorithms with a global lower level, from the steps on x and y and the smoothness of g in y."""
     local = dict(tau=1 / smoothness, neumann_order=5, **STORM)
     double_loop = dict(alpha=x, beta=y, smoothness=smoothness, **THREE_ROUNDS)
     return suit(
@@ -80,12 +82,12 @@ def recipe(source: str, *, x: float, y: float, smoothness: float) -> dict[str, S
 
 
 def simfbo_steps(x: float, y: float, u: float) -> dict[str, float]:
-    """SimFBO's steps where a client's and the server's are the same."""
+    """SimFBO's steps, with the same sizes at the clients and the server."""
     return dict(eta_x=x, eta_y=y, eta_u=u, gamma_x=x, gamma_y=y, gamma_u=u)
 
 
 def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
-    """MeFBO's steps where a client's and the server's are the same."""
+    """MeFBO's steps, with the same sizes at the clients and the server."""
     return dict(eta_x=x, eta_y=y, eta_theta=theta, lambda_x=x, lambda_y=y, lambda_theta=theta)
 
 
@@ -93,10 +95,10 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 class Task:
     """A federated bilevel problem that an experiment can run.
 
-    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` gives without looking at any
-    client's data, so that a server can compute them; there `y` has a row per client if the lower level is local.
-    `truths` names those of the metrics that compare with what is known of simulated data alone.
-    `strongly_convex` says whether Σ w_m g_m is so in y, which most methods assume.
+    Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` returns without looking at any
+    client's data, so that a server can compute them; its `y` has a row per client if the lower level is local.
+    `truths` names the metrics that compare with a truth known only for simulated data.
+    `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     """
 
@@ -108,7 +110,7 @@ class Task:
     strongly_convex: bool = True
     holdings: Holdings | None = None
     truths: tuple[str, ...] = ()
-    shown: Callable[[np.ndarray], Sequence[Shown]] = lambda x: ()
+    shown: Callable[[np.ndarray], Sequence[Shown]] = nothing
 
     @functools.cached_property
     def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:
@@ -116,7 +118,8 @@ class Task:
 
         def evaluate(x: Array, y: Any) -> dict[str, Array]:
             on_data = ground_truth.metrics(self.population, x, y, self.lower_level)
-            return {**dict(zip(self.population.problem.metric_names, on_data, strict=True)), **self.metrics(x, y)}
+            known = dict(zip(self.population.problem.metric_names, on_data, strict=True))
+            return {**known, **_own_metrics(self.metrics, x, y, known)}
 
         return jax.jit(evaluate)
 
@@ -132,11 +135,31 @@ class Task:
 
 
 class TaskSettings(Protocol):
-    """The class of a task: its knobs, and what is known of its metrics."""
+    """The class of a task: its knobs, and what is known about its metrics."""
 
     headline: ClassVar[str]  # the metric to compare methods by
-    better: ClassVar[Better]  # for its metrics; one that it does not name, such as either loss, is better lower
-    suited: ClassVar[SuitedTable]  # the first task's hold for the others where those have none of their own
+    better: ClassVar[Better]  # for its metrics; any other, such as either loss, is better lower
+    suited: ClassVar[SuitedTable]  # the first task's serve the others where those have none of their own
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
+
+
+def unusable(metric: object, why: str) -> InputError:
+    """The error of a metric that a run cannot have."""
+    return InputError(f"the metric {metric!r} must be one number under a name of its own: {why}")
+
+
+def _own_metrics(metrics: Metrics, x: Array, y: Any, taken: Container[str]) -> dict[str, Array]:
+    """What a task's metrics are at (x, y); `InputError` unless they are single numbers under names of their own."""
+    with computing("metrics(x, y)"):
+        given = metrics(x, y)
+    require(isinstance(given, Mapping), "what metrics(x, y) returns", "a dictionary of numbers by name", given)
+    with computing("metrics(x, y)"):
+        own = {name: jnp.asarray(value) for name, value in given.items()}
+    for name, value in own.items():
+        if value.shape != () or jnp.iscomplexobj(value):
+            raise unusable(name, f"it is {value.dtype}{list(value.shape)}")
+        if not isinstance(name, str) or name in taken:
+            raise unusable(name, "the problem has that name for another one" if name in taken else "that is no text")
+    return own

@@ -12,6 +12,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fedbilevel.core import randomness
+from fedbilevel.core.devices import require_memory
 from fedbilevel.errors import InputError
 from fedbilevel.settings import choice
 from fedbilevel.tasks.base import Holdings
@@ -46,12 +47,12 @@ def model(default: str = "mlp") -> Any:
 def scaling(default: str = "unit") -> Any:
     """The knob for how pixels become numbers."""
     return choice(
-        default, "pixels: from 0 to 1 (unit), or with the set's mean 0 and deviation 1 (standard)", ("unit", "standard")
+        default, "pixels: from 0 to 1 (unit), or with mean 0 and deviation 1 over the set (standard)", ("unit", "standard")
     )
 
 
-def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed: int) -> Network:
-    """An MLP with hidden layers of the given widths, or LeNet-5, for the images of a set."""
+def network(kind: str, source: Images, layers: int, hidden: int, scaling: str, seed: int) -> Network:
+    """An MLP of so many layers, the hidden ones of the given width, or LeNet-5, for the images of a set."""
     key, classes = randomness.key(seed), len(source.classes)
     side, channels = source.images.shape[1], int(np.prod(source.images.shape[3:]))
     center, spread = (source.images.mean() / 255, source.images.std() / 255) if scaling == "standard" else (0.0, 1.0)
@@ -60,10 +61,12 @@ def network(kind: str, source: Images, hidden: Sequence[int], scaling: str, seed
         return (jnp.asarray(images).astype(float) / 255 - center) / spread
 
     if kind == "mlp":
-        layers = mlp.init(key, [side * side * channels, *hidden, classes])
-        return Network(layers, lambda layers, images: mlp.apply(layers, pixels(images).reshape(len(images), -1)), head=1)  # type: ignore[arg-type]
-    layers = lenet.init(key, channels, classes)
-    return Network(layers, lambda layers, images: lenet.apply(layers, pixels(images).reshape(-1, side, side, channels)), head=2)
+        inputs = side * side * channels
+        require_memory("the network", 4 * hidden * max(inputs, hidden) * (layers - 1), "lower hidden or layers")
+        start = mlp.init(key, [inputs, *[hidden] * (layers - 1), classes])
+        return Network(start, lambda layers, images: mlp.apply(layers, pixels(images).reshape(len(images), -1)), head=1)  # type: ignore[arg-type]
+    start = lenet.init(key, channels, classes)
+    return Network(start, lambda layers, images: lenet.apply(layers, pixels(images).reshape(-1, side, side, channels)), head=2)
 
 
 def cross_entropy(logits: Array, labels: ArrayLike) -> Array:
@@ -72,7 +75,7 @@ def cross_entropy(logits: Array, labels: ArrayLike) -> Array:
 
 
 def squared_norm(tree: Any) -> Array:
-    """Σ of all squared entries."""
+    """The sum of all squared entries."""
     return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
 
 
@@ -87,7 +90,7 @@ def accuracy(net: Network, layers: Sequence[Layer], images: Array, labels: Array
 
 
 def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> tuple[Parts, Parts]:
-    """Of every client's part `train` samples for training and `validation` others, or of a small part the same shares."""
+    """Split every client's part into `train` and `validation` samples, or a small part in the same proportion."""
     rng, wanted = np.random.default_rng(seed), train + validation
     longest = max(len(part) for part in parts)
     if longest < wanted:
@@ -102,7 +105,7 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
         if cut < 1:
             raise InputError(
                 f"{owner}: client {m} is dealt too few samples ({len(part)}; it needs two, for training and validation): deal "
-                "them more evenly, such as by a larger ALPHA or LEAST of partition=dirichlet:ALPHA:LEAST, or to fewer clients"
+                "them more evenly, such as with a larger ALPHA or LEAST in partition=dirichlet:ALPHA:LEAST, or to fewer clients"
             )
         for_training.append(mine[:cut])
         for_validation.append(mine[cut:])
@@ -110,6 +113,6 @@ def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> t
 
 
 def holdings(labels: np.ndarray, classes: tuple[str, ...], **parts: Parts) -> Holdings:
-    """Who holds how many of which class, by what for."""
+    """How many samples of each class every client holds, by purpose."""
     counts = {what: np.stack([np.bincount(labels[p], minlength=len(classes)) for p in dealt]) for what, dealt in parts.items()}
     return Holdings(classes, counts)

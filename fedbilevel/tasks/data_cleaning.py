@@ -5,11 +5,11 @@ x holds a weight for every training sample of every client, y the model:
 
     min_x  Σ_m ℓ(y*(x); clean data of client m)/M,    y*(x) = argmin_y  Σ_m mean_n s(x_mn) ℓ(y; sample n of m)/M + λ |y|²
 
-(The first paper has a sum over n and not a mean: its x differs by that factor.) A share of the training labels is
-replaced by uniformly random ones. In the first paper s is the identity, and each
-client's clean data is of one class, so that no client can clean its data alone; in the other, s is the sigmoid, and clean
-data is of the same kind as the client's training data. A raw weight can turn negative: then the lower level has no
-minimum, and runs diverge, the sooner the larger x's steps are.
+(The first paper has a sum over n instead of a mean: its x differs by that factor.) A share of the training labels is
+replaced by uniformly random ones. In the first paper s is the identity, and each client's clean data is of one class, so
+that no client can clean its data alone; in the other, s is the sigmoid, and clean data is of the same kind as the client's
+training data. A raw weight can turn negative: then the lower level has no minimum, and runs diverge, the sooner the larger
+x's steps are.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.data.partition import Parts
 from fedbilevel.tasks.shown import Gallery, Histogram, Picture, Shown
 
-PICTURES = 20  # of the most, and of the least trusted samples
+PICTURES = 20  # of the most and of the least trusted samples, each
 
 
 class NoisyRows(NamedTuple):
-    """Samples with labels of which some are wrong, and each sample's place in x."""
+    """Samples with labels, some of them wrong, and each sample's place in x."""
 
     images: ArrayLike
     labels: ArrayLike
@@ -47,7 +47,7 @@ class NoisyRows(NamedTuple):
 
 
 def roc_auc(scores: Array, positive: Array) -> Array:
-    """The chance that a positive's score is above a negative's, ties counted half; ½ where one of them is missing."""
+    """The chance that a positive's score is above a negative's, ties counted half; ½ if either kind is missing."""
     negatives = jnp.sort(jnp.where(positive, jnp.inf, scores))
     below = jnp.searchsorted(negatives, scores, side="left") + jnp.searchsorted(negatives, scores, side="right")
     pairs = positive.sum() * (~positive).sum()
@@ -55,7 +55,7 @@ def roc_auc(scores: Array, positive: Array) -> Array:
 
 
 def trust(weights: np.ndarray, rows: NoisyRows, true: np.ndarray, classes: tuple[str, ...]) -> Shown:
-    """The weights of right and of corrupted samples, and the samples at both ends."""
+    """The weights of samples with right and with corrupted labels, and the samples at both ends."""
     images, given, order = np.asarray(rows.images), np.asarray(rows.labels), np.argsort(weights)
     corrupted = given != true
 
@@ -66,8 +66,8 @@ def trust(weights: np.ndarray, rows: NoisyRows, true: np.ndarray, classes: tuple
 
     return Shown(
         "Which samples are trusted",
-        "The learned weight of every training sample. Below a picture is its given label; a dashed frame says that this is "
-        "wrong, and the true one is in brackets.",
+        "The learned weight of every training sample. Below each picture is its given label; a dashed frame means that it is "
+        "wrong, with the true one in brackets.",
         (
             Histogram("learned weight", "samples", {"right label": weights[~corrupted], "corrupted label": weights[corrupted]}),
             Gallery("most trusted", [picture(n) for n in order[::-1][:PICTURES]]),
@@ -78,7 +78,7 @@ def trust(weights: np.ndarray, rows: NoisyRows, true: np.ndarray, classes: tuple
 
 @dataclass(frozen=True)
 class DataCleaning:
-    """Weigh training samples with noisy labels by their use for clean validation data."""
+    """Weigh training samples with noisy labels by their value for clean validation data."""
 
     headline: ClassVar[str] = "test_accuracy"
     better: ClassVar[Better] = {"test_accuracy": "higher", "roc_auc": "higher", "validation_error": "lower"}
@@ -157,20 +157,20 @@ class DataCleaning:
         "one-class", "the clean samples: of one class per client, or of the client's own kind", ("one-class", "own")
     )
     rho: float = real(0.4, "ρ (Li et al.) or cr (MeFBO), share of the training labels replaced by random ones", least=0, most=1)
-    train_per_client: int = count(110, "training samples of a client")
-    validation_per_client: int = count(20, "clean samples of a client")
+    train_per_client: int = count(110, "training samples per client")
+    validation_per_client: int = count(20, "clean samples per client")
     weighting: str = choice(
         "sigmoid",
         "a sample's weight: the sigmoid of x, x itself (raw), or x itself confined to [0, 1] (unit)",
         ("sigmoid", "raw", "unit"),
     )
     model: str = classification.model()
-    layers: int = count(3, "fully connected layers of an mlp", least=1)
+    layers: int = count(3, "fully connected layers of an mlp", bits=7)
     hidden: int = count(32, "width of its hidden layers")
     scaling: str = classification.scaling()
     rc: float = real(1e-3, "λ or rc, weight of |y|²", least=0, source="Li et al.")
     batch_size: int = count(32, "samples in a minibatch")
-    data_seed: int = count(0, "of the split, the corruption and the model's start", least=0)
+    data_seed: int = count(0, "random seed of the split, the corruption and the initial model", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -188,8 +188,7 @@ class DataCleaning:
         given[replaced] = rng.integers(0, len(classes), replaced.sum())
         right = jnp.asarray(given == true)
 
-        hidden = [self.hidden] * (self.layers - 1)
-        net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
+        net = classification.network(self.model, source, self.layers, self.hidden, self.scaling, self.data_seed)
         sigmoid = self.weighting == "sigmoid"
 
         def f(x: Array, y: Any, rows: Labelled) -> Array:

@@ -8,10 +8,10 @@ linear classifiers y_mn stay with the client:
 
 A client's lower loss is the sum over its tasks, so that the step of each classifier does not depend on their number. In a
 minibatch of b tasks each counts T/b times: the steps γ on the classifiers and τ of the Neumann series that suit all tasks
-at once must then be smaller by b/T, or they diverge.
+at once must then be scaled by b/T, or they diverge.
 
 Omniglot's characters, in four rotations each, are dealt by alphabets; MiniImageNet by classes. The test accuracy is that
-on tasks of alphabets or classes that no client has, each with a classifier trained to the end.
+on tasks of alphabets or classes that no client has, each with a fully trained classifier.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from fedbilevel.core import randomness
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
@@ -46,7 +47,7 @@ class Tasks(NamedTuple):
 
     images: ArrayLike  # (tasks, images, height, width[, channels])
     labels: ArrayLike  # (tasks, images), 0 to N - 1
-    place: ArrayLike  # which of the client's classifiers is the task's
+    place: ArrayLike  # the task's classifier among the client's
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,20 @@ class FewShot:
     }
 
     dataset: str = choice("glyphs", "the images", datasets.CLASSES)
-    ways: int = count(5, "N, classes of a task", least=2)
-    shots: int = count(1, "K, training images of a class")
-    validation_shots: int = count(5, "validation images of a class; the paper's: 15")
+    ways: int = count(5, "N, classes per task", least=2)
+    shots: int = count(1, "K, training images per class")
+    validation_shots: int = count(5, "validation images per class; the paper's: 15")
     clients: int = count(2, "number of clients; the paper's: 11 on Omniglot, 4 on MiniImageNet")
     train_groups: int = count(4, "alphabets (Omniglot: 33) or classes (MiniImageNet: 64) that the clients hold")
-    spared_groups: int = count(0, "alphabets or classes kept for tuning, used by nobody here (Omniglot: 5)", least=0)
-    tasks: int = count(16, "T, tasks of a client")
+    spared_groups: int = count(0, "alphabets or classes kept for tuning and not used here (Omniglot: 5)", least=0)
+    tasks: int = count(16, "T, tasks per client")
     test_tasks: int = count(20, "tasks of unseen alphabets, for the test accuracy")
-    rotations: bool = flag(True, "whether a class turned by 90, 180 or 270 degrees is another class")
-    filters: int = count(16, "of each convolution; the paper's: 64")
+    rotations: bool = flag(True, "whether a class rotated by 90, 180 or 270 degrees is another class")
+    filters: int = count(16, "filters of each convolution; the paper's: 64")
     halving: str = choice("stride", "how convolutions halve their maps: by stride, or by pooling", ("stride", "pooling"))
     rc: float = real(0.01, "λ, weight of |y|²", above=0)
-    batch_size: int = count(0, "b, tasks in a minibatch, for which γ and τ are to be b/T as large; 0: all", least=0)
-    data_seed: int = count(0, "of the split, the tasks and the model's start", least=0)
+    batch_size: int = count(0, "b, tasks in a minibatch, for which γ and τ must be scaled by b/T; 0: all", least=0)
+    data_seed: int = count(0, "random seed of the split, the tasks and the initial model", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -103,6 +104,9 @@ class FewShot:
         """The task; `data` is the folder of data sets that are not bundled."""
         source: datasets.Classes = datasets.load(self.dataset, data)
         held, unseen = self.dealt(source)
+        images = (self.clients * self.tasks + self.test_tasks) * self.ways * (self.shots + self.validation_shots)
+        needed = images * source.images[0].nbytes + 4 * 27 * self.filters**2
+        require_memory("few-shot", needed, "lower tasks, test_tasks or filters")
         train, validation, drawn = zip(
             *(self._tasks(source, classes, self.tasks, (self.data_seed, m)) for m, classes in enumerate(held)), strict=True
         )
@@ -119,7 +123,7 @@ class FewShot:
         at_once = max(1, AT_ONCE * scale // (maps * self.ways * (self.shots + self.validation_shots)))
 
         def over_tasks(of: Callable[..., Array], rows: Tasks) -> Array:
-            """For every task; as many of them together as memory allows, and their maps computed anew for derivatives."""
+            """`of` for every task, as many at once as memory allows, with maps recomputed for derivatives."""
             if len(rows.place) <= at_once:  # type: ignore[arg-type]
                 return jax.vmap(of)(*rows)
             return lax.map(lambda row: jax.checkpoint(of)(*row), tuple(rows), batch_size=at_once)
@@ -170,19 +174,19 @@ class FewShot:
         return self.dataset == "mini-imagenet"
 
     def dealt(self, source: datasets.Classes) -> tuple[list[np.ndarray], np.ndarray]:
-        """The classes that each client holds, and those that none does."""
+        """The classes that each client holds, and those that no client holds."""
         classes = np.arange(len(source.group))
         unit = classes if self._by_class else source.group
         units = np.random.default_rng(self.data_seed).permutation(np.unique(unit))
         pool = unseen = units
-        if self._by_class and len(source.groups) > 1:  # the set's own split: tested on its validation classes, as the paper
+        if self._by_class and len(source.groups) > 1:  # the set's own split: tested on its validation classes, as in the paper
             names = np.asarray(source.groups)[source.group]
             pool, unseen = (units[names[units] == name] for name in ("train", "validation"))
         held = pool[: self.train_groups]
         unseen = np.setdiff1d(unseen, pool[: self.train_groups + self.spared_groups])
         if not len(unseen) or len(held) < self.train_groups:
             raise InputError(
-                f"few-shot: {self.dataset} has {len(pool)} {'classes' if self._by_class else 'alphabets'} to hold here; "
+                f"few-shot: {self.dataset} has {len(pool)} {'classes' if self._by_class else 'alphabets'} available; "
                 f"{self.train_groups} to train on and {self.spared_groups} spared leave none to test on: lower one of the two"
             )
         mine = classes[np.isin(unit, held)]
@@ -204,7 +208,7 @@ class FewShot:
         fewest = int(np.diff(starts).min())
         if fewest < wanted:
             raise InputError(
-                f"few-shot: {self.shots} shots and {self.validation_shots} validation images of a class, and one has {fewest} "
+                f"few-shot: {self.shots} shots and {self.validation_shots} validation images per class, but one has {fewest} "
                 "images: lower one of the two"
             )
         images, drawn = [], []
@@ -227,7 +231,7 @@ class FewShot:
 
 def trained_classifier(features: Array, labels: Array, ways: int, rc: float) -> Array:
     """The classifier that minimises the cross-entropy and rc |y|², by Nesterov's method for strongly convex functions."""
-    curvature = jnp.linalg.norm(features @ features.T, 2) / (2 * len(features)) + 2 * rc  # at most, of the whole
+    curvature = jnp.linalg.norm(features @ features.T, 2) / (2 * len(features)) + 2 * rc  # an upper bound, of the whole loss
     condition = jnp.sqrt(2 * rc / curvature)
     momentum = (1 - condition) / (1 + condition)
     slope = jax.grad(lambda y: cross_entropy(features @ y, labels).mean() + rc * squared_norm(y))

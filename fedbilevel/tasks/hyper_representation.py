@@ -76,14 +76,14 @@ class HyperRepresentation:
     dataset: str = choice("digits", "the images", datasets.IMAGES)
     clients: int = count(10, "number of clients")
     partition: str = partition.way("iid", "how samples are dealt to clients; the papers' non-i.i.d.: shards:2")
-    train_per_client: int = count(70, "training samples of a client; the papers' MNIST: 300, non-i.i.d. 480")
-    validation_per_client: int = count(69, "validation samples of a client; the papers' MNIST: 300, non-i.i.d. 120")
+    train_per_client: int = count(70, "training samples per client; the papers' MNIST: 300, non-i.i.d. 480")
+    validation_per_client: int = count(69, "validation samples per client; the papers' MNIST: 300, non-i.i.d. 120")
     model: str = classification.model()
     hidden: int = count(32, "width of an mlp's hidden layer; the papers': 200")
     scaling: str = classification.scaling()
     rc: float = real(0.05, "weight of |y|²", least=0, source="MeFBO, table 2")
     batch_size: int = count(32, "samples in a minibatch; the papers': 64")
-    data_seed: int = count(0, "of the split and the model's start", least=0)
+    data_seed: int = count(0, "random seed of the split and the initial model", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -95,7 +95,7 @@ class HyperRepresentation:
         train, validation = classification.split(
             parts, self.train_per_client, self.validation_per_client, self.data_seed, "hyper-representation"
         )
-        net = classification.network(self.model, source, [self.hidden], self.scaling, self.data_seed)
+        net = classification.network(self.model, source, 2, self.hidden, self.scaling, self.data_seed)
         features, head = net.layers[: -net.head], net.layers[-net.head :]
 
         def f(x: Any, y: Any, rows: Labelled) -> Array:

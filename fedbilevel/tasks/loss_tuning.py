@@ -1,4 +1,4 @@
-"""Loss tuning on imbalanced data: learn the loss by which a model is to be trained so that it is fair to rare classes.
+"""Loss tuning on imbalanced data: learn the training loss that makes a model fair to rare classes.
 
 MeFBO (ICLR 2025), section 4.2 and appendix B.2, after M. Li et al. (AutoBalance, NeurIPS 2021). y is a network h that is
 trained with the vector-scaling loss (Eq. 19), whose three numbers for each class, x = (ω, δ, τ), are tuned:
@@ -7,7 +7,7 @@ trained with the vector-scaling loss (Eq. 19), whose three numbers for each clas
     min_x  Σ_m ℓ_up(y*(x); validation data of m)/M,    y*(x) = argmin_y  Σ_m ℓ_x(y; training data of m)/M + rc |y|²
 
 Class c of C keeps ⌈most μ^c⌉ images, μ = ratio^(1/(C-1)). The upper loss has δ = 1, τ = 0 and fixed weights ω_c ∝ μ^-c,
-by which each class counts about the same; they are scaled such that a sample's mean weight is 1.
+so that each class counts about the same; they are scaled such that a sample's mean weight is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedbilevel.tasks.shown import Bars, Shown
 
 
 class VectorScaling(NamedTuple):
-    """The tuned parameters of the loss, an entry for each class."""
+    """The tuned parameters of the loss, one entry per class."""
 
     omega: Array
     delta: Array
@@ -84,18 +84,18 @@ class LossTuning:
 
     dataset: str = choice("digits", "the images", datasets.IMAGES)
     most: int = count(140, "images that class 0 keeps, at most; the paper's MNIST: 6000")
-    ratio: float = real(0.1, "the last class's images to the first's; the paper's: 0.01", above=0, most=1)
+    ratio: float = real(0.1, "ratio of the last class's images to the first's; the paper's: 0.01", above=0, most=1)
     clients: int = count(10, "number of clients")
     partition: str = partition.way("iid", "how samples are dealt to clients; the paper's non-i.i.d.: shards:2")
-    train_per_client: int = count(27, "training samples of a client; the paper's MNIST: 74, non-i.i.d. 118")
-    validation_per_client: int = count(27, "validation samples of a client; the paper's MNIST: 74, non-i.i.d. 30")
+    train_per_client: int = count(27, "training samples per client; the paper's MNIST: 74, non-i.i.d. 118")
+    validation_per_client: int = count(27, "validation samples per client; the paper's MNIST: 74, non-i.i.d. 30")
     model: str = classification.model()
-    layers: int = count(3, "fully connected layers of an mlp", least=1)
+    layers: int = count(3, "fully connected layers of an mlp", bits=7)
     hidden: int = count(32, "width of its hidden layers; the paper's: 200")
     scaling: str = classification.scaling()
     rc: float = real(0.0, "weight of |y|²", least=0, source="the paper")
     batch_size: int = count(16, "samples in a minibatch")
-    data_seed: int = count(0, "of the split and the model's start", least=0)
+    data_seed: int = count(0, "random seed of the split and the initial model", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -108,8 +108,7 @@ class LossTuning:
         train, validation = classification.split(
             parts, self.train_per_client, self.validation_per_client, self.data_seed, "loss-tuning"
         )
-        hidden = [self.hidden] * (self.layers - 1)
-        net = classification.network(self.model, source, hidden, self.scaling, self.data_seed)
+        net = classification.network(self.model, source, self.layers, self.hidden, self.scaling, self.data_seed)
         names = source.classes
         classes = len(names)
         weights = self.ratio ** (-np.arange(classes) / (classes - 1))
@@ -140,7 +139,7 @@ class LossTuning:
 
         def shown(x: np.ndarray) -> tuple[Shown]:
             numbers = dict(zip(("weight ω", "scale δ", "shift τ"), tuned(x), strict=True))
-            text = f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l: class {names[0]} is the most frequent one."
-            return (Shown("How classes are weighed", text, [Bars(title, "class", names, n) for title, n in numbers.items()]),)
+            text = f"The tuned loss of class l is -ω_l log softmax(δ h + τ)_l; class {names[0]} is the most frequent."
+            return (Shown("How classes are weighted", text, [Bars(title, "class", names, n) for title, n in numbers.items()]),)
 
         return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)

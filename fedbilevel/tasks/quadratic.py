@@ -1,11 +1,11 @@
-"""Heterogeneous quadratics with closed forms: the task that tells whether a method is right.
+"""Heterogeneous quadratics with closed forms: the task that shows whether a method is right.
 
     g_m(x, y) = ½ yᵀ A_m y - yᵀ (B_m x + b_m),    f_m(x, y) = ½ |y - c_m|² + ½ ρ |x - d_m|²
 
 A_m has its eigenvalues in [1 / condition, 1]. With A, B, b, c, d the weighted averages, J = A⁻¹B and
 y*(x) = J x + A⁻¹b, a global lower level has ∇h(x) = ρ (x - d) + Jᵀ (y*(x) - c). A local one has the
 average of the same expression with each client's own matrices.
-Noise comes from the data: a client's rows differ in all of A, B, b, c and d, and average to its own exactly.
+Noise comes from the data: a client's rows differ in all of A, B, b, c and d, and average exactly to its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel, Problem
 from fedbilevel.settings import check_all, choice, count, real
@@ -56,7 +57,7 @@ PROBLEM = Problem(f, g)
 
 
 def noisy_rows(center: np.ndarray, noise: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows about a center that average to it exactly."""
+    """Rows around a center that average to it exactly."""
     e = rng.standard_normal((count, *center.shape))
     return np.asarray(center + noise * (e - e.mean(0)), dtype=jnp.result_type(float))
 
@@ -73,7 +74,7 @@ class Coefficients:
     weights: np.ndarray
 
     def mean(self) -> Coefficients:
-        """One client that is the average of all."""
+        """One client, the average of all."""
         A, B, b, c, d = (np.tensordot(self.weights, a, 1)[None] for a in (self.A, self.B, self.b, self.c, self.d))
         return Coefficients(A, B, b, c, d, np.ones(1))
 
@@ -110,10 +111,10 @@ class Quadratic:
     hessian_heterogeneity: float = real(0.5, "0: all clients share A and B; 1: each has its own", least=0, most=1)
     linear_heterogeneity: float = real(1.0, "spread of the clients' b, c and d", least=0)
     noise: float = real(0.0, "standard deviation of one row's b, c and d; of A and B divided by their columns", least=0)
-    rows: int = count(32, "rows per client, where there is noise", least=2)
-    batch_size: int = count(1, "rows in a minibatch, where there is noise")
+    rows: int = count(32, "rows per client, if there is noise", least=2)
+    batch_size: int = count(1, "rows in a minibatch, if there is noise")
     lower_level: LowerLevel = choice("global", "whose problem y solves", ("global", "local"))
-    data_seed: int = count(0, "of the coefficients and the noise", least=0)
+    data_seed: int = count(0, "random seed of the coefficients and the noise", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -142,8 +143,10 @@ class Quadratic:
 
     def build(self, data: str = "") -> Task:
         """The task, starting from zero; it makes its own data."""
-        k = self.coefficients()
-        rng, count = np.random.default_rng([self.data_seed, 1]), self.rows if self.noise else 1
+        p, q, count = self.x_dimension, self.y_dimension, self.rows if self.noise else 1
+        numbers = self.clients * (count + 1) * (q * q + q * p + 2 * q + p) + 3 * p * p
+        require_memory("quadratic", 8 * numbers, "lower clients, x_dimension, y_dimension or rows")
+        k, rng = self.coefficients(), np.random.default_rng([self.data_seed, 1])
 
         def rows(center: np.ndarray) -> np.ndarray:
             return noisy_rows(center, self.noise / center.shape[-1] if center.ndim > 1 else self.noise, count, rng)

@@ -36,7 +36,7 @@ class Patients(NamedTuple):
 
 
 def logistic_loss(y: Array, patients: Patients) -> Array:
-    """-log of the probability given to what is the case, for each patient."""
+    """-log of the probability given to the true outcome, for each patient."""
     score = patients.features @ y
     return jax.nn.softplus(score) - patients.benign * score
 
@@ -83,10 +83,10 @@ class Regularisation:
     }
 
     clients: int = count(8, "number of hospitals")
-    partition: str = partition.way("dirichlet:1", "how patients come to hospitals")
+    partition: str = partition.way("dirichlet:1", "how patients are dealt to hospitals")
     decay: str = choice("log", "x: the logarithm of the decay, or the decay confined to a box", ("log", "box"))
     batch_size: int = count(16, "patients in a minibatch")
-    data_seed: int = count(0, "of the split", least=0)
+    data_seed: int = count(0, "random seed of the split", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)

@@ -13,12 +13,12 @@ class Histogram(NamedTuple):
     """How numbers are distributed, all groups of them in one chart; the second group stands out from the first."""
 
     horizontal: str  # what the numbers are
-    vertical: str  # what has such a number
+    vertical: str  # what is counted
     groups: Mapping[str, np.ndarray]  # name -> numbers
 
 
 class Picture(NamedTuple):
-    """An image with a caption, and a description for those who point at it or cannot see it."""
+    """An image with a caption, and a description for readers who point at it or cannot see it."""
 
     image: np.ndarray  # uint8 (height, width) or (height, width, 3)
     caption: str
@@ -34,10 +34,10 @@ class Gallery(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """A number for each of some names, such as classes; bars of several runs with the same title are in one chart."""
+    """A number for each of several names, such as classes; bars of several runs with the same title share a chart."""
 
     title: str
-    horizontal: str  # what the names are of
+    horizontal: str  # what the names denote
     names: Sequence[str]
     numbers: ArrayLike
 
@@ -48,3 +48,8 @@ class Shown(NamedTuple):
     heading: str
     text: str  # how to read it
     parts: Sequence[Histogram | Gallery | Bars]
+
+
+def nothing(x: np.ndarray) -> tuple[Shown, ...]:
+    """For tasks whose x has nothing to show."""
+    return ()

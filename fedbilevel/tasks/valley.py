@@ -2,10 +2,10 @@
 
     g_m(x, y) = Σ_j φ(y_j - x_j) + e_mᵀ(y - x),    f_m(x, y) = ½ |y - c_m|² + ½ ρ |x - d_m|²,    φ(s) = s² + 3 sin²(s)
 
-φ is stationary at 0 alone, where it is least, but φ'' = 2 + 6 cos(2s) lies between -4 and 8: a proximal parameter
+φ is stationary only at 0, its minimum, but φ'' = 2 + 6 cos(2s) lies between -4 and 8: a proximal parameter
 must be below ¼. The e_m average to zero, so y*(x) = x, and with c and d the averages x* = (c + ρ d)/(1 + ρ).
 The start, y - x = 1, is where ∇²_yy g is negative definite. Gradient noise comes from the data: a client's rows
-differ in c, d and e, and average to its own exactly.
+differ in c, d and e, and average exactly to its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.settings import check_all, count, real
@@ -61,9 +62,9 @@ class Valley:
     dimension: int = count(5, "dimension of x and of y")
     heterogeneity: float = real(1.0, "spread of the clients' c, d and e", least=0)
     noise: float = real(0.0, "standard deviation of one row's gradient", least=0)
-    rows: int = count(32, "rows per client, where there is noise", least=2)
-    batch_size: int = count(1, "rows in a minibatch, where there is noise")
-    data_seed: int = count(0, "of the coefficients and the noise", least=0)
+    rows: int = count(32, "rows per client, if there is noise", least=2)
+    batch_size: int = count(1, "rows in a minibatch, if there is noise")
+    data_seed: int = count(0, "random seed of the coefficients and the noise", least=0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -71,6 +72,7 @@ class Valley:
     def build(self, data: str = "") -> Task:
         """The task; it makes its own data."""
         rng, M, count = np.random.default_rng(self.data_seed), self.clients, self.rows if self.noise else 1
+        require_memory("valley", 8 * M * (count + 1) * 3 * self.dimension, "lower clients, dimension or rows")
 
         def spread() -> np.ndarray:
             return self.heterogeneity * rng.standard_normal((M, self.dimension))

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.settings import nearest
-from fedbilevel.tasks import TASKS
-from fedbilevel.toml_file import read_toml
+from fedbilevel.user_files import Scalar, naming, read_toml
 
 FOLDER = Path(__file__).parents[3] / "reproductions"
 FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
 LOSS_BOUND = 1e9  # far from any that a run recovers from
 OWN_OPTIONS = ("rounds", "steps", "seed")  # which the plan's own fields say
 SCALES = ("percent", "error", "plain")
+Values = Mapping[str, Scalar]
+Grid = Mapping[str, Sequence[Scalar]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +36,14 @@ class Panel:
 
     name: str
     task: str = ""  # the reproduction's own unless given
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    run: Mapping[str, Any] = field(default_factory=dict)
-    hyperparameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method
-    grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)  # by method, instead of its own
-    papers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, instead of its own `paper`
+    knobs: Values = field(default_factory=dict)
+    run: Values = field(default_factory=dict)
+    hyperparameters: Mapping[str, Values] = field(default_factory=dict)  # by method
+    grids: Mapping[str, Grid] = field(default_factory=dict)  # by method, instead of its own
+    papers: Mapping[str, Values] = field(default_factory=dict)  # by method, instead of its own `paper`
     claimed: Sequence[Sequence[str]] | None = None  # instead of the reproduction's
     tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
-    quick: Mapping[str, Any] = field(default_factory=dict)  # the knobs where all is reduced
+    quick: Values = field(default_factory=dict)  # the knobs where all is reduced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +52,14 @@ class Method:
 
     name: str
     algorithm: str
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    run: Mapping[str, Any] = field(default_factory=dict)
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)  # that are not tuned
-    paper: Mapping[str, Any] = field(default_factory=dict)  # the paper's own values of those that are
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    knobs: Values = field(default_factory=dict)
+    run: Values = field(default_factory=dict)
+    hyperparameters: Values = field(default_factory=dict)  # that are not tuned
+    paper: Values = field(default_factory=dict)  # the paper's own values of those that are
+    grid: Grid = field(default_factory=dict)
     tuned_as: str = ""  # the method whose chosen values it has; its own unless given
     panels: Sequence[str] = ()
-    quick: Mapping[str, Any] = field(default_factory=dict)  # its hyperparameters where all is reduced
+    quick: Values = field(default_factory=dict)  # its hyperparameters where all is reduced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,22 @@ class Column:
 
     at: int | None = None
     reach: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at is None) == (self.reach is None) or not math.isfinite(self.reach or 0.0):
+            raise InputError("give either rounds as `at`, or a finite number as `reach`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quick:
+    """What is reduced of a reproduction, and to what."""
+
+    task: str
+    rounds: int
+    knobs: Values = field(default_factory=dict)
+    run: Values = field(default_factory=dict)
+    panels: Sequence[str] | None = None  # all unless given
+    methods: Sequence[str] | None = None  # all unless given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,37 +103,43 @@ class Reproduction:
     methods: Sequence[Method]
     scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
     setting: str = ""  # how the paper's words are read
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    run: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Values = field(default_factory=dict)
+    run: Values = field(default_factory=dict)
     columns: Sequence[Column] = ()
     published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
     claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; methods that it does not tell apart together
     says: str = ""  # the paper's finding in words
     why: str = ""  # where ours differs, the reason
     tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
-    quick: Mapping[str, Any] = field(default_factory=dict)
+    quick: Quick | None = None
 
     def __post_init__(self) -> None:
-        for panel in self.panels:
-            find(TASKS, "task", panel.task or self.task)
-        for method in self.methods:
-            find(ALGORITHMS, "algorithm", method.algorithm)
         self._check_names()
         for panel, method in self.lines():
             for name in (*self.run, *panel.run, *method.run):
                 if name in OWN_OPTIONS:
-                    raise InputError(f"{self.name}: run has {name}, which a plan says by itself: leave it out there")
+                    raise InputError(f"run has {name}, which a plan says by itself: leave it out there")
             self.reported(panel, method, {})
+        for panel, method in self.tuned_lines():
+            self.tuning(panel, method)
         if self.scale not in SCALES:
-            raise InputError(f"{self.name}: scale must be one of {', '.join(SCALES)}; given: {self.scale}")
+            raise InputError(f"scale must be one of {', '.join(SCALES)}; given: {self.scale}")
         grids = [*(m.grid for m in self.methods), *(grid for p in self.panels for grid in p.grids.values())]
         budgets = {math.prod(map(len, grid.values())) for grid in grids if grid}
         if len(budgets) > 1:
-            raise InputError(f"{self.name}: the methods' grids have {sorted(budgets)} cells: give each the same number")
+            raise InputError(f"the methods' grids have {sorted(budgets)} cells: give each the same number")
+        self._check_numbers()
+        if self.quick:
+            self.small()
 
     def _check_names(self) -> None:
         panels, methods = [panel.name for panel in self.panels], [method.name for method in self.methods]
+        _check_folders("panel", panels)
+        _check_folders("method", methods)
         named = [("panel", name, panels) for name in (*self.published, *(p for m in self.methods for p in m.panels))]
+        if self.quick:
+            named += [("panel", name, panels) for name in self.quick.panels or ()]
+            named += [("method", name, methods) for name in self.quick.methods or ()]
         if not self.tuned_by:
             named += [("panel", panel.tuned_as, panels) for panel in self.panels if panel.tuned_as]
             named += [("method", method.tuned_as, methods) for method in self.methods if method.tuned_as]
@@ -127,7 +150,18 @@ class Reproduction:
             named += [("method", name, methods) for group in self.claims(panel) for name in group]
         for kind, name, known in named:
             if name not in known:
-                raise InputError(f"{self.name}: there is no {kind} {name!r}{nearest(name, known)}")
+                raise InputError(f"there is no {kind} {name!r}{nearest(name, known)}")
+
+    def _check_numbers(self) -> None:
+        for column in self.columns:
+            if column.at is not None and not 0 <= column.at <= self.rounds:
+                raise InputError(f"a column's `at` must be from 0 to the plan's rounds, {self.rounds}; given: {column.at}")
+        for panel, method, numbers in ((p, m, n) for p, line in self.published.items() for m, n in line.items()):
+            if len(numbers) != len(self.columns) or not all(map(math.isfinite, numbers)):
+                raise InputError(
+                    f"published: {panel}, {method} must have a finite number for each of the {len(self.columns)} columns; "
+                    f"given: {', '.join(map(str, numbers))}"
+                )
 
     def claims(self, panel: Panel) -> Sequence[Sequence[str]]:
         """The paper's order of methods in a panel."""
@@ -164,42 +198,62 @@ class Reproduction:
         data: str,
     ) -> Sweep:
         run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
-        options = RunOptions.read(f"{self.name}, {panel.name}, {method.name}: run", run)
+        options = RunOptions.read(f"{panel.name}, {method.name}: run", run)
         knobs = {**self.knobs, **panel.knobs, **method.knobs}
         values = {**fixed(panel, method), **untied(chosen)}
-        return Sweep.checked(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, options, data, first_seed)
+        return Sweep(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, options, data, first_seed)
 
     def small(self) -> Reproduction:
         """The same on bundled data, in about a minute, with the values that suit the small task."""
-        if not self.quick:
+        quick = self.quick
+        if not quick:
             raise InputError(f"{self.name} has no reduced size: leave out --quick")
-        kept = self.quick.get("panels", [panel.name for panel in self.panels])
-        methods = self.quick.get("methods", [method.name for method in self.methods])
+        kept = [p.name for p in self.panels if quick.panels is None or p.name in quick.panels]
         return replace(
             self,
-            task=self.quick["task"],
-            knobs=self.quick.get("knobs", {}),
-            run=self.quick.get("run", {}),
-            rounds=self.quick["rounds"],
-            every=max(1, self.quick["rounds"] // 10),
+            task=quick.task,
+            knobs=quick.knobs,
+            run=quick.run,
+            rounds=quick.rounds,
+            every=max(1, quick.rounds // 10),
             seeds=2,
             panels=[Panel(name=p.name, knobs=p.quick) for p in self.panels if p.name in kept],
             methods=[
                 Method(name=m.name, algorithm=m.algorithm, hyperparameters=m.quick, panels=[p for p in m.panels if p in kept])
                 for m in self.methods
-                if m.name in methods and (not m.panels or set(m.panels) & set(kept))
+                if (quick.methods is None or m.name in quick.methods) and (not m.panels or set(m.panels) & set(kept))
             ],
-            columns=[Column(at=self.quick["rounds"])] if self.columns else (),
+            columns=[Column(at=quick.rounds)] if self.columns else (),
             published={},
             claimed=(),
             says="",
             why="",
             tuned_by="",
+            quick=None,
         )
 
 
+def _check_folders(kind: str, names: Sequence[str]) -> None:
+    """Raise `InputError` unless the runs of each name have a folder of their own."""
+    if not names:
+        raise InputError(f"it needs at least one {kind}")
+    known: dict[str, str] = {}
+    for name in names:
+        folder = folder_name(name)
+        if not folder.strip("."):
+            raise InputError(f"a {kind} cannot be called {name!r}: use letters and digits")
+        if folder.lower() in known:
+            raise InputError(f"the {kind}s {known[folder.lower()]!r} and {name!r} would be one folder, {folder}: rename one")
+        known[folder.lower()] = name
+
+
+def folder_name(name: str) -> str:
+    """That of a panel's or a method's runs."""
+    return re.sub(r"[^\w.=-]+", "_", name).strip("_")
+
+
 def grid_of(panel: Panel, method: Method) -> Mapping[str, Sequence[Any]]:
-    """Over which a line is tuned."""
+    """The grid that a line is tuned over."""
     return panel.grids.get(method.name, method.grid)
 
 
@@ -213,16 +267,31 @@ def fixed(panel: Panel, method: Method) -> dict[str, Any]:
     return {**method.hyperparameters, **panel.hyperparameters.get(method.name, {})}
 
 
-class Chosen:
+class Choice(TypedDict):
+    """The best cell of a line's grid, as a tuned file has it beside numbers for readers."""
+
+    panel: str
+    method: str
+    values: Values
+    cells: int
+    diverged: int
+    with_paper_values: NotRequired[float | str]  # the metric, or that it diverged
+
+
+@dataclass(frozen=True)
+class Tuned:
     """The values that tuning has chosen, by panel and method."""
 
-    def __init__(self, path: Path):
-        entries = read_toml(path).get("chosen", []) if path.exists() else []
-        self.entries: list[dict[str, Any]] = entries
+    chosen: Sequence[Choice] = ()
 
-    def entry(self, panel: str, method: str) -> dict[str, Any]:
-        """What was written of a line; nothing if it was not tuned."""
-        return next((e for e in self.entries if (e["panel"], e["method"]) == (panel, method)), {})
+    @classmethod
+    def read(cls, path: Path) -> Tuned:
+        """From a file, if there is one."""
+        return read_toml(path, cls) if path.exists() else cls()
+
+    def values(self, panel: str, method: str) -> Values:
+        """What was chosen for a line; nothing if it was not tuned."""
+        return next((c["values"] for c in self.chosen if (c["panel"], c["method"]) == (panel, method)), {})
 
 
 def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
@@ -230,10 +299,13 @@ def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, fold
     if not (method.grid or reproduction.tuned_by):
         return {}
     name, line = reproduction.tuned_by or reproduction.name, (panel.tuned_as or panel.name, method.tuned_as or method.name)
-    entry = Chosen(tuned_file(name, folder)).entry(*line)
-    if not entry:
-        raise InputError(f"no values are chosen yet for {', '.join(line)}: do that with 'fedbilevel reproduce {name} --tune'")
-    return dict(entry["values"])
+    file = tuned_file(name, folder)
+    values = Tuned.read(file).values(*line)
+    if not values:
+        raise InputError(f"{file} has no values for {', '.join(line)}: choose them with 'fedbilevel reproduce {name} --tune'")
+    with naming(file):
+        ALGORITHMS[method.algorithm].configure(method.algorithm, untied(values))
+    return dict(values)
 
 
 def tuned_file(name: str, folder: Path = FOLDER) -> Path:
@@ -252,9 +324,9 @@ def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> 
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """Of all that can be reproduced."""
+    """The names of all plans."""
     if not folder.is_dir():
-        raise InputError(f"there is no folder {folder} of plans: the papers' come with a clone of the project")
+        raise InputError(f"there is no folder {folder} of plans: the papers' plans are in the source repository")
     return sorted(p.stem for p in folder.glob("*.toml") if not p.stem.endswith(".tuned"))
 
 
@@ -263,26 +335,4 @@ def read(name: str, folder: Path = FOLDER) -> Reproduction:
     known = names(folder)
     if name not in known:
         raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")
-    content = read_toml(folder / f"{name}.toml")
-    return _made(
-        Reproduction,
-        name,
-        {
-            **content,
-            "name": name,
-            "panels": [_made(Panel, name, p) for p in content.get("panels", [])],
-            "methods": [_made(Method, name, m) for m in content.get("methods", [])],
-            "columns": [_made(Column, name, c) for c in content.get("columns", [])],
-        },
-    )
-
-
-def _made(cls: Any, name: str, values: Mapping[str, Any]) -> Any:
-    known = [f.name for f in fields(cls)]
-    for given in values:
-        if given not in known:
-            raise InputError(f"{name}.toml: a {cls.__name__.lower()} has no {given!r}{nearest(given, known)}")
-    try:
-        return cls(**values)
-    except TypeError as error:
-        raise InputError(f"{name}.toml: {error}") from None
+    return read_toml(folder / f"{name}.toml", Reproduction, name=name)

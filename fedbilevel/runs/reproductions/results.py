@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
+from fedbilevel.user_files import read_bytes
 
 BYTES_PER_FLOAT = 4
 
@@ -102,13 +103,15 @@ def to_csv(results: Results) -> str:
 def from_csv(path: Path) -> Results:
     """What `to_csv` wrote."""
     found: Results = {}
-    with path.open(newline="") as file:
-        lines = csv.reader(file)
+    lines = csv.reader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
+    try:
         if next(lines, None) != HEADER:
-            raise InputError(f"{path} holds no results of a reproduction: write it anew")
+            raise ValueError("it holds no results of a reproduction")
         for panel, method, seed, status, rounds, megabytes, gradients, second_order, value in lines:
             runs = found.setdefault((panel, method), [])
             if not runs or runs[-1].seed != int(seed):
                 runs.append(Run(int(seed), status, []))
             runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"{path}, line {lines.line_num}: {in_one_line(error)}: write it anew") from None
     return found

@@ -9,10 +9,9 @@ What is finished is not run again.
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,26 @@ from fedbilevel.runs.reproductions.plan import (
     Reproduction,
     chosen_values,
     fixed,
+    folder_name,
     paper_of,
     tuned_file,
     tuned_text,
 )
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder, untied
+from fedbilevel.runs.versions import changes_since
+from fedbilevel.settings import nearest
+from fedbilevel.user_files import naming, read_json
 
 Observe = Callable[[str, int], None]  # told the line under way and its rounds
+
+
+@dataclass(frozen=True)
+class Description:
+    """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
+
+    metric: str
+    lines: Sequence[Mapping[str, Any]]  # as `Sweep.plain` gives them
 
 
 class Study:
@@ -57,6 +68,7 @@ class Study:
         plan = self.reproduction
         if not plan.tuned_lines():
             raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
+        self._require_metric(plan.tuning(panel, method, self._data) for panel, method in plan.tuned_lines())
         for panel, method in plan.tuned_lines():
             self.tune_line(panel, method, observe)
         write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, self.choices()).encode())
@@ -97,10 +109,23 @@ class Study:
     def run(self, observe: Observe = lambda line, rounds: None) -> None:
         """Run what is missing of all lines."""
         lines = self.reproduction.lines()
-        for panel, method in lines:
-            self.line(panel, method)  # whatever is wrong with one is said before any is run
+        self._require_metric([self.line(panel, method) for panel, method in lines])
         for panel, method in lines:
             self.run_line(panel, method, observe)
+
+    def _require_metric(self, sweeps: Iterable[Sweep]) -> None:
+        """Whatever is wrong with a line, or with the metric for its task, is said before any is run."""
+        metric = self.reproduction.metric
+        for task, sweep in {sweep.task: sweep for sweep in reversed(list(sweeps))}.items():
+            if metric not in (known := sweep.metrics()):
+                with naming(self._plans / f"{self.reproduction.name}.toml"):
+                    raise InputError(f"{task} has no metric {metric!r}{nearest(metric, known)}")
+
+    def changes(self) -> str:
+        """What is not as it was when lines of the study began, in words."""
+        lines = [(kind, *line) for kind in ("tuning", "lines") for line in self.reproduction.lines()]
+        begun = [folder for line in lines if ((folder := self._folder(*line)) / "sweep.json").exists()]
+        return "; ".join(dict.fromkeys(filter(None, (changes_since(SweepFolder(folder).versions) for folder in begun))))
 
     def line(self, panel: Panel, method: Method) -> Sweep:
         """What one line runs, with the values that are chosen for it."""
@@ -114,26 +139,34 @@ class Study:
         if not (folder / "work.json").exists():
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
 
-    def description(self) -> dict[str, Any]:
-        """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
-        return {"metric": self.reproduction.metric, "lines": [line.plain() for line in self._lines()]}
+    def description(self) -> Description:
+        """Of its runs."""
+        return Description(self.reproduction.metric, [line.plain() for line in self._lines()])
 
-    def made(self, description: Mapping[str, Any]) -> bool:
+    def made(self, file: Path) -> bool:
         """Whether a stored description is of this study's runs."""
-        stored = [_without_data(Sweep.read(line)) for line in description["lines"]]
-        return description["metric"] == self.reproduction.metric and stored == self._lines()
+        stored = read_json(file, Description)
+        with naming(file):
+            lines = [_without_data(Sweep.read(line)) for line in stored.lines]
+        return stored.metric == self.reproduction.metric and lines == self._lines()
 
     def _lines(self) -> list[Sweep]:
         return [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
 
     def outcome(self, panel: Panel, method: Method) -> Cell:
         """A line's runs, a run for each seed."""
-        return SweepFolder(self._folder("lines", panel, method)).cells()[0]
+        folder = SweepFolder(self._folder("lines", panel, method))
+        for cell in folder.cells():
+            return cell
+        raise InputError(f"{folder.path / 'results.jsonl'} has not all runs of the line: run it again")
 
     def work(self, panel: Panel, method: Method) -> list[list[Work]]:
         """Gradients and second-order products until each row of each of a line's runs."""
-        stored = json.loads((self._folder("lines", panel, method) / "work.json").read_bytes())
-        return [[Work(*spent) for spent in run] for run in stored]
+        file, outcomes = self._folder("lines", panel, method) / "work.json", self.outcome(panel, method).outcomes
+        stored = read_json(file, list[list[Work]])
+        if list(map(len, stored)) != [len(outcome.rows) for outcome in outcomes]:
+            raise InputError(f"{file} does not fit the rows in results.jsonl beside it: remove it to have it counted anew")
+        return stored
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
         if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
@@ -145,7 +178,7 @@ class Study:
         jax.clear_caches()  # a process has room for some thousand compiled programs, and the next line has others
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
-        return self.path / kind / _file_name(panel.name) / _file_name(method.name)
+        return self.path / kind / folder_name(panel.name) / folder_name(method.name)
 
 
 def _work(sweep: Sweep, cell: Cell) -> list[list[Work]]:
@@ -167,8 +200,4 @@ def _endurance(cell: Cell) -> float:
 
 def _without_data(sweep: Sweep) -> Sweep:
     """What a sweep is, wherever its data are."""
-    return replace(Sweep.read(sweep.plain()), data="")
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.=-]+", "_", name).strip("_")
+    return replace(sweep, data="")

@@ -52,7 +52,7 @@ def run_together(experiments: Sequence[Experiment], observe: Callable[[int], Non
     """Run all to their ends; `observe` is told the fewest rounds that any still running in a program has made."""
     first = experiments[0]
     if len({(jax.tree.structure(e.algorithm), replace(e.options, seed=0)) for e in experiments}) > 1:
-        raise InputError("experiments that run together may differ in their algorithm's real numbers and in their seed alone")
+        raise InputError("experiments that run together may differ only in their algorithm's real numbers and their seeds")
     if any(e.task is not first.task for e in experiments):
         raise InputError("experiments that run together must have one and the same task")
     cores = os.cpu_count() or 1 if jax.default_backend() == "cpu" else 1

@@ -10,31 +10,35 @@ best.toml         the best cell, for `fedbilevel run --settings`
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.devices import memory
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS, Experiment
-from fedbilevel.runs.files import locked, write_atomically
+from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome, bytes_of, run_together
+from fedbilevel.runs.rows import Row, check_row
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, bytes_of, run_together
+from fedbilevel.runs.versions import versions_here
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
+from fedbilevel.user_files import Scalar, fitted, naming, read_json, read_json_lines
 
+MOST_RUNS = 100_000  # in a sweep: with a second each, more than a day
 MOST_TOGETHER = 64  # runs in one program: results are written after each
 LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and several at once only get in each other's way
 
@@ -43,58 +47,53 @@ LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and s
 class Sweep:
     """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
 
-    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x".
+    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x". The values of the
+    grid are checked, and put in their setting's own type.
     """
 
     task: str
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
     algorithm: str
-    hyperparameters: Mapping[str, Any]  # of all cells
-    grid: Mapping[str, Sequence[Any]]
+    hyperparameters: Mapping[str, Scalar]  # of all cells
+    grid: Mapping[str, Sequence[Scalar]]
     seeds: int
     options: RunOptions  # of all runs, but for their seed
     data: str = ""  # folder of the data set, if it is not bundled
     first_seed: int = 0
 
-    @classmethod
-    def checked(
-        cls,
-        task: str,
-        knobs: Mapping[str, Any],
-        algorithm: str,
-        hyperparameters: Mapping[str, Any],
-        grid: Mapping[str, Sequence[Any]],
-        seeds: int,
-        options: RunOptions,
-        data: str = "",
-        first_seed: int = 0,
-    ) -> Sweep:
-        """With every value of the grid checked, and in its setting's own type."""
-        known = settings(find(ALGORITHMS, "algorithm", algorithm).load())
-        if seeds < 1:
-            raise InputError(f"seeds must be a whole number of at least 1; given: {seeds}")
-        names = [name for tied in grid for name in tied.split("+")]
+    def __post_init__(self) -> None:
+        known = settings(find(ALGORITHMS, "algorithm", self.algorithm).load())
+        names = [name for tied in self.grid for name in tied.split("+")]
         for name in names:
             if name not in known:
-                raise InputError(f"{algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
+                raise InputError(f"{self.algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
             if names.count(name) > 1:
                 raise InputError(f"--grid has {name} twice: name each hyperparameter once")
         values = {
-            tied: [parsed(algorithm, first := tied.split("+")[0], known[first], v) for v in given]
-            for tied, given in grid.items()
+            tied: [parsed(self.algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            for tied, given in self.grid.items()
         }
         for name, given in values.items():
-            if len(set(given)) < len(given):
-                raise InputError(f"--grid {name} has a value twice in {', '.join(map(str, given))}: name each once")
-        return cls(task, dict(knobs), algorithm, dict(hyperparameters), values, seeds, options, data, first_seed)
+            if len(set(given)) < max(1, len(given)):
+                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
+        object.__setattr__(self, "grid", values)
+        if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
+            raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
+        runs = self.seeds * math.prod(map(len, values.values()))
+        if runs > MOST_RUNS:
+            raise InputError(f"this sweep has {runs:,} runs, and may have {MOST_RUNS:,}: give it fewer seeds or cells")
+        find(TASKS, "task", self.task).configure(self.task, self.knobs)
+        find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
         """From what `plain` gave, and from files of version 0.1, whose data folder stands among the options."""
         values = dict(values)
-        run = dict(values.pop("run"))
-        data = values.pop("data", run.pop("data", ""))
-        return cls(options=RunOptions.read("it", run), data=data, **values)
+        run = values.pop("run", None)
+        if isinstance(run, dict) and "data" in run:
+            run = dict(run)
+            values.setdefault("data", run.pop("data"))
+        return fitted({**values, "options": run}, cls)
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary for JSON."""
@@ -171,6 +170,31 @@ def higher_is_better(task: str, metric: str) -> bool:
     return find(TASKS, "task", task).load().better.get(metric) == "higher"
 
 
+@dataclass(frozen=True)
+class Began:
+    """What `sweep.json` holds beside the sweep; that of version 0.1 nothing."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What `ranking.json` holds."""
+
+    metric: str
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A line of `results.jsonl`."""
+
+    cell: Mapping[str, Scalar]
+    seed: int
+    rows: Sequence[Row]
+    status: Literal["finished", "diverged"]
+    reason: str
+
+
 class SweepFolder:
     """A sweep on disk; what is finished of it is not run again."""
 
@@ -178,48 +202,68 @@ class SweepFolder:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, sweep: Sweep, force: bool = False) -> SweepFolder:
-        """A new sweep, or the one that the folder holds if it is the same."""
+    def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
+        """A new sweep, or the one that the folder holds if it is the same; ranked by a metric if one is given."""
         folder = cls(path)
-        if (path / "sweep.json").exists() and not force:
-            if folder.sweep != Sweep.read(sweep.plain()):
-                raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
-            return folder
-        sweep.configuration(sweep.cells()[0], 0).experiment()
-        path.mkdir(parents=True, exist_ok=True)
-        for file in ("results.jsonl", "ranking.json"):
-            (path / file).unlink(missing_ok=True)
-        write_atomically(path / "sweep.json", (json.dumps(sweep.plain(), indent=2) + "\n").encode())
+        known = (path / "sweep.json").exists() and not force
+        if known and folder.sweep != sweep:
+            raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
+        require_place(path, "config.json", "*/config.json", "starting.json")
+        if metric and metric not in (names := sweep.metrics()):
+            raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, names)}")
+        if not known:
+            for cells in _alike((cell, sweep.configuration(cell, sweep.first_seed)) for cell in sweep.cells()):
+                cells[0][1].experiment()  # whatever is wrong with one is said before any is run
+            path.mkdir(parents=True, exist_ok=True)
+            for file in ("sweep.json", "results.jsonl", "ranking.json"):
+                (path / file).unlink(missing_ok=True)
+        if metric:
+            write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
+        if not known:  # last, since a folder without it holds no sweep
+            stored = {**sweep.plain(), "versions": versions_here()}
+            write_atomically(path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
         return folder
 
     @property
     def sweep(self) -> Sweep:
         """What is swept."""
         file = self.path / "sweep.json"
-        try:
-            return Sweep.read(json.loads(file.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} does not describe a sweep ({error})") from None
+        values = read_json(file, dict[str, Any])
+        values.pop("versions", None)
+        with naming(file):
+            return Sweep.read(values)
 
-    def rank_by(self, metric: str) -> None:
-        """Have the cells ranked by this metric, now and when the sweep is resumed."""
-        if metric not in (known := self.sweep.metrics()):
-            raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, known)}")
-        write_atomically(self.path / "ranking.json", json.dumps({"metric": metric}).encode())
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what the sweep began with."""
+        return read_json(self.path / "sweep.json", Began).versions
 
     @property
     def metric(self) -> str:
         """By which the cells are ranked: the task's own unless another was asked for."""
         file = self.path / "ranking.json"
-        return json.loads(file.read_bytes())["metric"] if file.exists() else TASKS[self.sweep.task].load().headline
+        return read_json(file, Ranking).metric if file.exists() else TASKS[self.sweep.task].load().headline
 
     def results(self) -> dict[tuple[str, int], Outcome]:
         """What is finished, by cell and seed; a line that a kill cut off is left out."""
-        file, found = self.path / "results.jsonl", {}
-        for line in file.read_text().splitlines() if file.exists() else ():
-            with contextlib.suppress(ValueError):
-                content = json.loads(line)
-                found[_name(content["cell"]), content["seed"]] = Outcome(content["rows"], content["status"], content["reason"])
+        file, options = self.path / "results.jsonl", self.sweep.options
+        names: set[str] = set()
+
+        def check(run: FinishedRun) -> None:
+            for row in run.rows:
+                check_row(row, options)
+                names.update(() if names else row)  # those of the start, which every row has
+                if missing := names - row.keys():
+                    raise InputError(f"the row of step {row['step']} has no {min(missing)!r}")
+            if run.status == FINISHED and not run.rows:
+                raise InputError("a run that is finished has at least one row")
+
+        lines = read_json_lines(file, FinishedRun, check) if file.exists() else ()
+        found = {(_name(run.cell), run.seed): Outcome(list(run.rows), run.status, run.reason) for run in lines}
+        if names and self.metric not in names:
+            ranking = self.path / "ranking.json"
+            with naming(ranking if ranking.exists() else file):
+                raise InputError(f"the runs have no metric {self.metric!r} to rank by{nearest(self.metric, names)}")
         return found
 
     def cells(self) -> list[Cell]:
@@ -241,7 +285,7 @@ class SweepFolder:
         runs = [(cell, seed) for cell in sweep.cells() for seed in sweep.seed_numbers()]
         missing = [run for run in runs if (_name(run[0]), run[1]) not in found]
         done = len(runs) - len(missing)
-        for together in _programs([(run, sweep.configuration(*run).experiment()) for run in missing]):
+        for together in _programs((run, sweep.configuration(*run)) for run in missing):
             outcomes = run_together([e for _, e in together], partial(observe, done))
             with (self.path / "results.jsonl").open("a") as file:
                 for ((cell, seed), _), outcome in zip(together, outcomes, strict=True):
@@ -255,7 +299,8 @@ class SweepFolder:
         """Write the table, and the best cell's settings; the cells, best first."""
         sweep, metric = self.sweep, self.metric
         cells = sweep.ranked(self.cells(), metric)
-        names = [n for n in cells[0].outcomes[0].rows[0] if n not in COUNTERS]
+        rows = (row for cell in cells for outcome in cell.outcomes for row in outcome.rows)
+        names = [n for n in next(rows, {}) if n not in COUNTERS]
         lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
         for cell in cells:
             numbers = [value for n in names for value in (cell.mean(n), cell.deviation(n))]
@@ -267,22 +312,21 @@ class SweepFolder:
         return cells
 
 
-def _programs(runs: list[tuple[Any, Experiment]]) -> Iterator[list[tuple[Any, Experiment]]]:
-    """The runs in groups that can be one program and that fit into memory."""
-    groups: dict[Any, list[tuple[Any, Experiment]]] = {}
+def _alike(runs: Iterable[tuple[Any, Configuration]]) -> list[list[tuple[Any, Configuration]]]:
+    """The runs in groups whose algorithms differ in their real numbers alone."""
+    groups: dict[Any, list[tuple[Any, Configuration]]] = {}
     for run in runs:
-        groups.setdefault(jax.tree.structure(run[1].algorithm), []).append(run)
-    for group in groups.values():
-        needed = bytes_of(group[0][1])
-        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, _memory() // 2 // needed))
+        groups.setdefault(jax.tree.structure(run[1].configured_algorithm()), []).append(run)
+    return list(groups.values())
+
+
+def _programs(runs: Iterable[tuple[Any, Configuration]]) -> Iterator[list[tuple[Any, Experiment]]]:
+    """The runs in groups that can be one program and that fit into memory."""
+    for group in _alike(runs):
+        needed = bytes_of(group[0][1].experiment())
+        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, memory() // 2 // needed))
         for first in range(0, len(group), size):
-            yield group[first : first + size]
-
-
-def _memory() -> int:
-    """Bytes of the memory that arrays are in."""
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
-    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            yield [(run, configuration.experiment()) for run, configuration in group[first : first + size]]
 
 
 def _line(cell: Mapping[str, Any], seed: int, outcome: Outcome) -> str:

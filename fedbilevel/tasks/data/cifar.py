@@ -51,7 +51,7 @@ def _opened(paths: Sequence[Path]) -> Iterator[Batch]:
 def _archived(path: Path) -> Iterator[Batch]:
     """The batches in the archive, which is read in place."""
     with (
-        parsing(path, "is not the whole archive"),
+        parsing(path, "is not the complete archive"),
         _Unpacked(path) as unpacked,
         tarfile.open(fileobj=unpacked, mode="r:") as archive,
     ):
@@ -64,7 +64,7 @@ def _archived(path: Path) -> Iterator[Batch]:
 
 
 class _Unpacked(gzip.GzipFile):
-    """An archive without gzip: no part of it larger than `LARGEST` is read, though its headers may ask for that."""
+    """An unpacked archive, of which no part larger than `LARGEST` is read, even if its headers ask for that."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= LARGEST:
@@ -91,7 +91,7 @@ def _npz(path: Path) -> Images:
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an npz file; `ValueError` before anything is made that is larger than the file says it holds."""
+    """An array of an npz file; `ValueError` before anything larger than the file says it holds is allocated."""
     if entry.file_size > LARGEST:
         raise ValueError(f"{entry.filename} of {entry.file_size} bytes")
     with archive.open(entry) as file:

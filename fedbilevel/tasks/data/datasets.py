@@ -6,7 +6,7 @@ module imports no loader. A bundled set's module has `make()`; that of any other
 
     WANTED                  the files it looks for, in words
     find(folder)            the set's files in a folder; none unless it is all there
-    read(found)             the set of these files, checked; `InputError` names the file that is not as it should be
+    read(found)             the set of these files, checked; `InputError` names a file that is not as it should be
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Images(NamedTuple):
     labels: np.ndarray  # int32, positions in `classes`
     test_images: np.ndarray
     test_labels: np.ndarray
-    classes: tuple[str, ...]  # what they are called, however many there are
+    classes: tuple[str, ...]  # their names, any number of them
 
 
 class Classes(NamedTuple):
@@ -78,7 +78,7 @@ def load(name: str, folder: str | os.PathLike[str] = "") -> Any:
 
 
 def folder_of(name: str, folder: str | os.PathLike[str] = "") -> Path:
-    """The folder in which `load` finds a set that is not bundled: given instead of `folder`, it finds the same files."""
+    """The folder in which `load` finds a set that is not bundled; passed as `folder`, it leads to the same files."""
     return _found(name, folder)[0]
 
 
@@ -95,28 +95,26 @@ def cache_folder() -> Path:
 
 
 def source(name: str) -> Source:
-    """What the table says of a data set; `InputError` with the nearest names if there is none."""
+    """The table's entry for a data set; `InputError` with the nearest names if there is none."""
     if name not in SETS:
         raise InputError(f"there is no data set {name!r}{nearest(name, SETS)}")
     return SETS[name]
 
 
 def damaged(path: str | os.PathLike[str], problem: object) -> InputError:
-    """The error of a file that is not what its name says."""
+    """The error for a file that is not what its name says."""
     return InputError(f"{os.fspath(path)}: {' '.join(str(problem).split())}: get the file again")
 
 
 @contextlib.contextmanager
 def parsing(path: str | os.PathLike[str], problem: str) -> Iterator[None]:
-    """Within it, whatever a file's content makes a parser raise becomes `damaged`; what the file system raises stays."""
+    """During the block, turn any error that a file's content causes into `damaged`, but not those of the file system."""
     try:
         yield
     except InputError:
         raise
     except MemoryError:
-        raise InputError(
-            f"{os.fspath(path)}: asks for more memory than there is: get the file again if it is damaged"
-        ) from None
+        raise InputError(f"{os.fspath(path)}: needs too much memory: get the file again if it is damaged") from None
     except Exception as error:  # a parser can fail in any way, at an impossible offset with EINVAL
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
@@ -139,6 +137,6 @@ def _found(name: str, folder: str | os.PathLike[str]) -> tuple[Path, list[Path]]
             tried.append(str(candidate))
     get = f"get it with '{SETS[name].get}'" if SETS[name].get.startswith("fedbilevel ") else SETS[name].get
     raise InputError(
-        f"{name} is not there: looked for {loader.WANTED} in {', '.join(dict.fromkeys(tried))}; {get}, "
+        f"{name} was not found: looked for {loader.WANTED} in {', '.join(dict.fromkeys(tried))}; {get}, "
         "or name its folder with --data or in $FEDBILEVEL_DATA"
     )

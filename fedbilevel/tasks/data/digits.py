@@ -10,7 +10,7 @@ CLASSES = tuple("0123456789")
 
 
 def make() -> Images:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels; 400 of them, the same always, are the test set."""
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; 400 of them, always the same, are the test set."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: articles of clothing, in files that are named and made as MNIST's (Xiao et al., arXiv 1708.07747)."""
+"""Fashion-MNIST: articles of clothing, in files named and formatted like MNIST's (Xiao et al., arXiv 1708.07747)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Data sets from their public mirrors, checked by SHA-256. Broken downloads are resumed, damaged ones begun again.
+"""Data sets from their public mirrors, checked by SHA-256. Interrupted downloads are resumed, damaged ones restarted.
 
-A file grows as `FILE.part` and gets its name when its hash is right, so that whatever has the name is whole.
+A file grows as `FILE.part` and is renamed once its hash is right, so that a file with the final name is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.tasks.data.datasets import cache_folder, source
 
 CHUNK = 1 << 16
-ATTEMPTS = 3  # at a mirror, as long as it sends something
+ATTEMPTS = 3  # per mirror, as long as it sends something
 TIMEOUT = 30.0  # seconds without a byte
 
 
@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 
 class FetchError(OSError):
-    """A file that no mirror gave: its name, and what each mirror did instead."""
+    """No mirror worked for a file: its name, and what each mirror did instead."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(reason)
@@ -88,22 +88,22 @@ def fetch(
     progress: Callable[[File, int], None] = lambda file, done: None,
     files: Sequence[File] | None = None,
 ) -> list[Path]:
-    """Download a data set, and return the paths of the files downloaded: none if all were there and right.
+    """Download a data set, and return the paths of the files downloaded: none if all were there and intact.
 
     Args:
         name: The data set.
-        to: Folder in which to make the set's own folder, the cache folder unless given.
-        progress: Told of a file and how many of its bytes are there, as they come.
-        files: Instead of those in `FILES`.
+        to: Folder in which to create the set's own folder; the cache folder by default.
+        progress: Called with a file and how many of its bytes are there, as they arrive.
+        files: Files to download instead of those in `FILES`.
 
     Raises:
-        FetchError: No mirror gave a file; what has come of it is kept, to go on from.
+        FetchError: No mirror worked for a file; what has arrived of it is kept, to resume from.
         InputError: The set cannot be downloaded, or another process is doing so.
     """
     files = files or _known(name)
     folder = Path(to or cache_folder()) / name
     missing = [file for file in files if _hash(folder / file.name) != file.sha256]
-    if not missing:  # the folder may be one that cannot be written to
+    if not missing:  # the folder may be read-only
         return []
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
@@ -116,7 +116,7 @@ def fetch(
 def _known(name: str) -> tuple[File, ...]:
     get = source(name).get
     if not get:
-        raise InputError(f"{name} is bundled: there is nothing to fetch")
+        raise InputError(f"{name} is bundled: nothing to fetch")
     if name not in FILES:
         raise InputError(
             f"{name} has no free mirror: {get}, and put it into {cache_folder() / name}, or name its folder with --data"
@@ -164,17 +164,17 @@ def _download(file: File, path: Path, progress: Callable[[File, int], None]) -> 
                 return
             part.unlink()
             problem = "sent a file whose SHA-256 is wrong"
-            if before == 0:  # otherwise the wrong bytes may have been there before: once more, from the first
+            if before == 0:  # otherwise the wrong bytes may have been there before: try once more, from the start
                 break
         problems.append(f"{urllib.parse.urlsplit(address).netloc}: {problem}")
-    left = f"; {_size(part)} of {file.size} bytes are kept, the next fetch goes on from there" if _size(part) else ""
+    left = f"; {_size(part)} of {file.size} bytes are kept, and the next fetch resumes from there" if _size(part) else ""
     raise FetchError(
-        file.name, f"no mirror gave it ({'; '.join(problems)}){left}; check the network, or put the file into {path.parent}"
+        file.name, f"no mirror worked ({'; '.join(problems)}){left}; check the network, or put the file into {path.parent}"
     )
 
 
 def _go_on(file: File, part: Path, address: str, progress: Callable[[File, int], None]) -> None:
-    """Append to `part` what it lacks; `_Broken` if the mirror does not send it."""
+    """Append to `part` what is missing; `_Broken` if the mirror does not send it."""
     start = _size(part) if _size(part) <= file.size else 0
     if start == file.size:
         return
@@ -196,13 +196,13 @@ def _go_on(file: File, part: Path, address: str, progress: Callable[[File, int],
 
 
 def _sent(address: str, start: int) -> tuple[int, Iterator[bytes]]:
-    """Where the mirror begins, at `start` or at 0 if it cannot do that, and the bytes that it sends."""
+    """Where the mirror begins, at `start` or at 0 if it cannot resume, and the bytes that it sends."""
     headers = {"User-Agent": "fedbilevel"} | ({"Range": f"bytes={start}-"} if start else {})
     with _problems_of_a_mirror():
         response = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
     if response.status == 206 and not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         response.close()
-        raise _Broken(f"sent the bytes {response.headers.get('Content-Range')}, asked for those from {start}")
+        raise _Broken(f"sent the bytes {response.headers.get('Content-Range')} instead of those from {start}")
 
     def chunks() -> Iterator[bytes]:
         with response:

@@ -1,4 +1,4 @@
-"""Generated characters in the shape of Omniglot, for tests and small runs.
+"""Generated characters in the format of Omniglot, for tests and small runs.
 
 A character is a few curved strokes; an alphabet is a stock of strokes that its characters are composed of, so that they
 resemble each other. Every drawing turns, shifts, stretches and bends the strokes a little, with a pen of its own width.
@@ -15,7 +15,7 @@ STOCK, STROKES, POINTS = 6, 3, 24  # strokes of an alphabet, strokes of a charac
 
 
 def make(alphabets: int = 6, characters: int = 8, drawings: int = 20, seed: int = 0) -> Classes:
-    """That many alphabets of that many characters with that many drawings each; the same for the same arguments."""
+    """Alphabets, characters per alphabet and drawings per character as given; the same for the same arguments."""
     rng = np.random.default_rng(seed)
     stock = rng.uniform(-1, 1, (alphabets, STOCK, 3, 2))  # quadratic Bézier curves: three control points in the plane
     chosen = rng.random((alphabets, characters, STOCK)).argsort(-1)[..., :STROKES]

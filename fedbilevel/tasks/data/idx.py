@@ -1,6 +1,6 @@
-"""Four IDX files, plain or gzip, in which MNIST and Fashion-MNIST come.
+"""The four IDX files, plain or gzip, of MNIST and of Fashion-MNIST.
 
-The files of both have the same names and sizes: how many images there are of each class tells them apart.
+The files of both have the same names and sizes: the number of images per class tells them apart.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read(found: Sequence[Path], name: str, classes: tuple[str, ...]) -> Images:
     parts = [_array(path, shape) for path, shape in zip(found, SHAPES.values(), strict=True)]
     for path, labels in zip(found[1::2], parts[1::2], strict=True):
         if labels.max() >= len(classes):
-            raise damaged(path, f"holds the label {labels.max()}, and labels go from 0 to {len(classes) - 1}")
+            raise damaged(path, f"holds the label {labels.max()}, but labels go from 0 to {len(classes) - 1}")
     _check_set(found[1], np.bincount(parts[1], minlength=len(classes)).tolist(), name)
     return Images(parts[0], parts[1].astype(np.int32), parts[2], parts[3].astype(np.int32), classes)
 
@@ -50,13 +50,13 @@ def _check_set(path: Path, per_class: list[int], name: str) -> None:
     for other, its in PER_CLASS.items():
         if per_class == its:
             raise InputError(f"{path}: holds the labels of {other}, not of {name}: name the folder of {name} with --data")
-    raise damaged(path, f"holds {per_class} labels from 0 to {len(per_class) - 1}, and those of {name} are {PER_CLASS[name]}")
+    raise damaged(path, f"holds {per_class} labels from 0 to {len(per_class) - 1}, but those of {name} are {PER_CLASS[name]}")
 
 
 def _array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     header = b"\0\0\x08" + bytes([len(shape)]) + b"".join(n.to_bytes(4, "big") for n in shape)
     size = len(header) + math.prod(shape)
-    with parsing(path, "is not a whole gzip file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with parsing(path, "is not a complete gzip file"), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         data = file.read(size + 1)
     wanted = f"{' x '.join(map(str, shape))} bytes"
     if data[: len(header)] != header:

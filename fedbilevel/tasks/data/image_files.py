@@ -1,4 +1,4 @@
-"""Image files, of which nothing is decoded before their size is known."""
+"""Image files, which are not decoded before their size is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 @contextlib.contextmanager
 def opened(file: IO[bytes] | Path, *formats: str) -> Iterator[Image.Image]:
-    """An image file in one of the formats: so far its header is read. Warnings of the decoder are not shown."""
+    """An image file in one of the formats, with only its header read so far. The decoder's warnings are not shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(file, formats=formats) as image:

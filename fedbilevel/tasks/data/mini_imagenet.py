@@ -1,8 +1,8 @@
 """MiniImageNet: photographs of 100 classes, 84 x 84 in colour (Vinyals et al., NeurIPS 2016).
 
-From the usual pickles, which hold `image_data` and `class_dict` (class to row numbers), or from folders of images, one
-per class, in `train/`, `val/` and `test/` or side by side. Photographs of another size are resized to 84 x 84 (bilinear,
-averaged over what a pixel covers). Classes are sorted by split, then name; the groups are the splits.
+Read from the usual pickles, which hold `image_data` and `class_dict` (class to row numbers), or from folders of images,
+one per class, in `train/`, `val/` and `test/` or side by side. Photographs of another size are resized to 84 x 84
+(bilinear, averaged over the area of a pixel). Classes are sorted by split, then name; the groups are the splits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedbilevel.tasks.data.datasets import Classes, damaged, parsing
 
 SIDE = 84
 SPLITS = {"train": ["train"], "validation": ["val", "validation"], "test": ["test"]}  # as files and folders call them
-CLASSES, PER_CLASS = (64, 16, 20), 600  # of the splits, and images of a class: the pickles must have them, folders need not
-PIXELS = 1 << 26  # of a photograph at most; decoded they are 192 MiB
+CLASSES, PER_CLASS = (64, 16, 20), 600  # per split, and images per class: the pickles must have them, folders need not
+PIXELS = 1 << 26  # per photograph at most; decoded they take 192 MiB
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 WANTED = "mini-imagenet-cache-{train,val,test}.pkl, folders train/, val/ and test/ of class folders, or class folders n0..."
 
@@ -86,7 +86,7 @@ def _photographs(folder: Path) -> list[Path]:
 def _photograph(path: Path) -> np.ndarray:
     with parsing(path, "is not a JPEG or PNG image"), image_files.opened(path, "JPEG", "PNG") as image:
         if image.width * image.height > PIXELS:
-            raise damaged(path, f"has {image.width} x {image.height} pixels, and at most {PIXELS} are read")
+            raise damaged(path, f"has {image.width} x {image.height} pixels, but at most {PIXELS} are read")
         colour = image.convert("RGB")
         return np.asarray(colour if colour.size == (SIDE, SIDE) else colour.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 

@@ -21,20 +21,20 @@ DRAWINGS = 20
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 SMALL = [f"images_background_small{k}.zip" for k in (1, 2)]
 WANTED = f"{' and '.join(CHARACTERS)} (folders or .zip), or {' and '.join(SMALL)}"
-LARGEST = 1 << 16  # bytes of a drawing's file; they have some 300
+LARGEST = 1 << 16  # bytes of a drawing's file; the originals have about 300
 
 Drawings = dict[str, bytes]  # PNG by file name
 Key = tuple[str, str]  # alphabet, character
 
 
 def find(folder: Path) -> list[Path]:
-    """The background and the evaluation part, or what there is of them; without them, the small zips."""
+    """The background and the evaluation part, or the one that is there; without them, the small zips."""
     parts = [next((p for p in (folder / part, folder / f"{part}.zip") if p.exists()), None) for part in CHARACTERS]
     return [part for part in parts if part] or [folder / name for name in SMALL if (folder / name).is_file()]
 
 
 def read(found: Sequence[Path]) -> Classes:
-    """The set, from folders or zips; characters that are in two of them are taken once."""
+    """The set, from folders or zips; characters that are in two of them are used once."""
     characters: dict[Key, np.ndarray] = {}
     for path in found:
         part: dict[Key, Drawings] = defaultdict(dict)
@@ -63,7 +63,7 @@ def _folder(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
 
 def _zip(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
     """The drawings in an archive; their names become keys and never paths."""
-    with parsing(path, "is not a whole zip file"), zipfile.ZipFile(path) as archive:
+    with parsing(path, "is not a complete zip file"), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             match PurePosixPath(entry.filename).parts:
                 case (path.stem, alphabet, character, name) if name.endswith(".png") and character.startswith("character"):

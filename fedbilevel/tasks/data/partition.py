@@ -1,8 +1,8 @@
 """Who holds what: ways to deal the samples of a data set to clients.
 
 Every way is a pure function of the labels, the number of clients and a seed, and gives each client the positions of
-its samples: each sample goes to exactly one client, and no client goes without; what cannot be dealt so is refused. A
-way is named by a short text such as `dirichlet:0.3`.
+its samples: each sample goes to exactly one client, and each client gets some; anything else is refused. A way is
+named by a short text such as `dirichlet:0.3`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def one_class(labels: np.ndarray, clients: int, seed: int) -> Parts:
 def dirichlet(labels: np.ndarray, clients: int, seed: int, alpha: float, least: int = 2) -> Parts:
     """The clients' shares of every class are drawn from Dirichlet(alpha, ..., alpha) (Hsu et al., 2019).
 
-    A client with fewer than `least` samples is given some of the client who then has most.
+    A client with fewer than `least` samples is given some from the client that has most at that point.
     """
     _check_enough(labels, clients, least)
     rng = np.random.default_rng(seed)
     hands: list[list[np.ndarray]] = [[] for _ in range(clients)]
     for name in np.unique(labels):
         samples = rng.permutation(np.flatnonzero(labels == name))
-        ends = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, 1e9))))[:-1]  # equal shares by then; much larger ones fail
+        ends = np.cumsum(rng.dirichlet(np.full(clients, min(alpha, 1e9))))[:-1]  # equal shares by then; much larger values fail
         for hand, part in zip(hands, np.split(samples, np.round(ends * len(samples)).astype(int)), strict=True):
             hand.append(part)
     parts = [rng.permutation(np.concatenate(hand)) for hand in hands]
@@ -127,13 +127,13 @@ def _dealt(labels: np.ndarray, clients: int, rng: np.random.Generator, holders: 
     for m, part in enumerate(parts):
         if not len(part):
             raise InputError(
-                f"client {m} of {clients} gets no sample, as more share a class than it has: lower the number of clients"
+                f"client {m} of {clients} gets no sample, as too many clients share its classes: lower the number of clients"
             )
     return parts
 
 
 def deal(way: str, labels: np.ndarray, clients: int, seed: int) -> Parts:
-    """The samples dealt in the way of that name, which errors name too."""
+    """The samples, dealt in the named way; errors name it too."""
     function, arguments = _parsed(way)
     try:
         return function(labels, clients, seed, *arguments)
@@ -143,7 +143,7 @@ def deal(way: str, labels: np.ndarray, clients: int, seed: int) -> Parts:
 
 WAYS = (
     "iid, one-class, shards:S (S per client), classes:K (K per client) or dirichlet:ALPHA[:LEAST] "
-    "(a client has at least LEAST samples, 2 unless given)"
+    "(a client has at least LEAST samples, 2 by default)"
 )
 
 
@@ -153,7 +153,7 @@ def way(default: str, meaning: str) -> Any:
 
 
 def _parsed(way: str) -> tuple[Callable[..., Parts], list[Any]]:
-    """The function of a way and its further arguments; `ValueError` if there is none."""
+    """The function of a way and its further arguments; `ValueError` if there is no such way."""
     match way.split(":"):
         case ["iid"]:
             return iid, []

@@ -1,8 +1,8 @@
 """Pickles of arrays, dictionaries, lists, text and numbers, read without running anything that they name.
 
-A pickle is a program that may call whatever it can import. Here it can import nothing: the few names that pickled
+A pickle is a program that may call anything it can import. Here it can import nothing: the few names that pickled
 arrays need stand for the classes below, which take bytes and a plain number type, and every other name is refused.
-Nor does the table in which it numbers things grow beyond what a data set needs.
+The pickle's memo cannot grow beyond what a data set needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COUNTED = {  # how many bytes hold the number of bytes that follow
 
 
 def load(file: IO[bytes], path: str | os.PathLike[str]) -> Any:
-    """What the pickle in `file` holds, arrays as things for `array`; text of Python 2 is read as Latin-1.
+    """The content of the pickle in `file`, with arrays still to be passed to `array`; Python 2 text is read as Latin-1.
 
     The file is read twice. `path` names it in errors: `InputError` if it asks for anything but arrays, or cannot be read.
     """
@@ -42,17 +42,17 @@ def load(file: IO[bytes], path: str | os.PathLike[str]) -> Any:
 
 
 def array(value: Any) -> np.ndarray:
-    """The array, or list of whole numbers, that a pickle holds; `TypeError` if it is another thing, such as nested lists."""
+    """The array, or list of whole numbers, that a pickle holds; `TypeError` if it is anything else, such as nested lists."""
     if isinstance(value, _Array) or (isinstance(value, list) and all(isinstance(n, int) for n in value)):
         return np.asarray(value)
     raise TypeError(f"neither an array nor a list of whole numbers: {type(value).__name__}")
 
 
 def _check_memo(file: IO[bytes]) -> None:
-    """`ValueError` if the pickle numbers a thing beyond `MEMO`, since it would get as many places of memory."""
+    """Raise `ValueError` if the pickle uses a memo index above `MEMO`, since memory grows with it."""
     while (code := file.read(1)) not in (b"", pickle.STOP):
         if code not in ARGUMENTS:
-            raise ValueError(f"there is no operation {code!r}")
+            raise ValueError(f"unknown operation {code!r}")
         if (argument := ARGUMENTS[code]) is None:
             continue
         if argument.n == pickletools.UP_TO_NEWLINE:
@@ -67,11 +67,11 @@ def _check_memo(file: IO[bytes]) -> None:
             data = file.read(argument.n)
             index = int.from_bytes(data, "little") if code == pickle.LONG_BINPUT else 0
         if index > MEMO:
-            raise ValueError(f"it numbers a thing {index}")
+            raise ValueError(f"it uses the memo index {index}")
 
 
 class _Number:
-    """A type of numbers, in place of np.dtype."""
+    """A number type, in place of np.dtype."""
 
     def __init__(self, name: str, *_: Any):
         if not re.fullmatch("[biuf][1248]", name):
@@ -94,7 +94,7 @@ class _Array:
         self._fill(data, number, shape, "F" if by_columns else "C")
 
     def _fill(self, data: Any, number: _Number, shape: tuple[int, ...], order: Any) -> _Array:
-        raw = data.encode("latin1") if isinstance(data, str) else data  # Python 2 has no other bytes
+        raw = data.encode("latin1") if isinstance(data, str) else data  # Python 2's bytes
         self._value = np.frombuffer(raw, number.dtype).reshape(shape, order=order)
         return self
 

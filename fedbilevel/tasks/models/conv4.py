@@ -1,8 +1,7 @@
 """Four 3 x 3 convolutions with batch normalisation: the few-shot backbone of C. Finn, P. Abbeel and S. Levine, ICML 2017.
 
-Normalisation is by the statistics of the images given together, which are those of one task. The maps are halved after
-every convolution by its stride (their Omniglot network, which ends in the mean over the last map) or by pooling
-(MiniImageNet).
+Normalisation uses the statistics of the images given together, those of one task. The maps are halved after every
+convolution by its stride (their Omniglot network, which ends in the mean over the last map) or by pooling (MiniImageNet).
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ def apply(blocks: Sequence[tuple[Layer, Layer]], images: Array, strided: bool) -
 def normalised(maps: Array, scale: Array, shift: Array) -> Array:
     """The maps with mean `shift` and, but for EPSILON, variance `scale`² over all but the channels.
 
-    Its derivative is written down, since that takes fewer passes over the maps than the one JAX finds. It must be taken
-    backwards first, and then either way.
+    Its derivative is written out, since that takes fewer passes over the maps than the one JAX derives. The first
+    derivative must be taken in reverse mode, the next in either mode.
     """
     return _forward(maps, scale, shift)[0]
 

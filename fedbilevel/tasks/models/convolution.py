@@ -31,7 +31,7 @@ def convolve(images: Array, layer: Layer, size: int, stride: int = 1) -> Array:
 
 
 def padded(images: Array, before: int, after: int | None = None) -> Array:
-    """With a frame of zeros."""
+    """The images with a frame of zeros."""
     frame = (before, before if after is None else after)
     return jnp.pad(images, ((0, 0), frame, frame, (0, 0)))
 

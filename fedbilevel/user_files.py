@@ -1,0 +1,156 @@
+"""Files that users can touch. Each is read as a value of a type; one that does not fit is refused in one line.
+
+The types are dataclasses, named tuples and containers of them; msgspec compares what a file says with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from fedbilevel.errors import InputError, in_one_line
+from fedbilevel.settings import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Kind = TypeVar("Kind")
+Scalar = bool | int | float | str | None  # a value of a setting
+
+
+def read_bytes(path: Path) -> bytes:
+    """What is in a file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def read_toml(path: Path, kind: type[Kind], **given: Any) -> Kind:
+    """What a TOML file says, as such a value, and what is given beside it; names that the type does not know are refused."""
+    content = read_bytes(path)
+    try:
+        values = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a TOML file ({in_one_line(error)})") from None
+    with naming(path):
+        for name in given.keys() & values.keys():
+            raise InputError(f"unknown entry {name!r}: leave it out")
+        return fitted({**values, **given}, kind)
+
+
+def read_json(path: Path, kind: type[Kind]) -> Kind:
+    """What a JSON file says, as such a value; names that the type does not know are left out."""
+    content = read_bytes(path)
+    with naming(path):
+        return _decoded(content, kind)
+
+
+def read_json_lines(path: Path, kind: type[Kind], check: Callable[[Kind], None] = lambda value: None) -> Iterator[Kind]:
+    """The values of a file with one on each line, checked; a last line that a kill cut off is left out."""
+    *lines, rest = read_bytes(path).split(b"\n")
+    if _is_json(rest):
+        lines.append(rest)
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            with naming(f"{path}, line {number}"):
+                value = _decoded(line, kind)
+                check(value)
+            yield value
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array in an .npy file."""
+    import numpy as np
+
+    with _opened(path, "an .npy file of plain numbers") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays in an .npz file, by name."""
+    import numpy as np
+
+    with _opened(path, "an .npz file of plain arrays") as file, np.load(file, allow_pickle=False) as content:
+        return {name: content[name] for name in content.files}
+
+
+def fitted(values: Any, kind: type[Kind]) -> Kind:
+    """Plain values as a value of a type; `InputError` with the place among them and what is expected there."""
+    import msgspec
+
+    _refuse_unknown(values, kind, "")
+    with _in_words():
+        return msgspec.convert(values, kind)
+
+
+@contextlib.contextmanager
+def naming(file: Path | str) -> Iterator[None]:
+    """Within it, whatever cannot be used is said to be in this file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+
+
+def _decoded(data: bytes, kind: type[Kind]) -> Kind:
+    import msgspec
+
+    with _in_words():
+        return msgspec.json.decode(data, type=kind)
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        _decoded(data, object)
+    except InputError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Within it, what msgspec finds is an `InputError`, which begins with the place."""
+    import msgspec
+
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = str(error)
+        what, at, place = text.rpartition(" - at `$")
+        raise InputError(in_one_line(f"{place.strip('.`')}: {what}" if at else text)) from None
+    except RecursionError:
+        raise InputError("it is nested too deeply") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
+    """The file, from which only NumPy reads: on bytes that are not its own, it raises whatever comes."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except Exception as error:
+        raise InputError(f"{path} is not {what} ({in_one_line(error)})") from None
+
+
+def _refuse_unknown(values: Any, kind: Any, place: str) -> None:
+    if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
+        kinds = typing.get_type_hints(kind)
+        for name, value in values.items():
+            if name not in kinds:
+                raise InputError(f"{place and f'{place}: '}unknown entry {name!r}{nearest(name, kinds)}")
+            _refuse_unknown(value, kinds[name], f"{place}.{name}".strip("."))
+    elif typing.get_origin(kind) is Sequence and isinstance(values, list):
+        for k, value in enumerate(values):
+            _refuse_unknown(value, typing.get_args(kind)[0], f"{place}[{k}]")
+    elif typing.get_origin(kind) is UnionType:
+        for inner in typing.get_args(kind):
+            _refuse_unknown(values, inner, place)
