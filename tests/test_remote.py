@@ -52,7 +52,7 @@ def compared(ours, theirs, without=("seconds", "absences")):
 def test_an_experiment_on_a_federation_has_the_simulated_numbers_and_traffic(name):
     lower = "local" if name.endswith("local") else "global"
     task = Quadratic(clients=4, noise=0.2, lower_level=lower).build()
-    simulated = simulation(task, ALGORITHMS[name].configure(name, {}), rounds=60, every=20, participation=Uniform(3))
+    simulated = simulation(task, ALGORITHMS[name].configure(name, {}), rounds=40, every=10, participation=Uniform(3))
     federated, _ = on(simulated)
     ours, theirs = ([m.row() for m in e.run() if m.metrics] for e in (federated, simulated))
     compared(ours, theirs)
@@ -78,7 +78,7 @@ def test_tasks_leave_the_losses_to_the_experiment(name):
 def configuration(algorithm, **changes):
     lower = "local" if algorithm.endswith("local") else "global"
     knobs = {"clients": 4, "noise": 0.3, "lower_level": lower}
-    return Configuration.resolve("quadratic", knobs, algorithm, {}, RunOptions(**dict(rounds=80, every=10, seed=3) | changes))
+    return Configuration.resolve("quadratic", knobs, algorithm, {}, RunOptions(**dict(rounds=40, every=10, seed=3) | changes))
 
 
 def rows(folder):
@@ -87,9 +87,10 @@ def rows(folder):
 
 @pytest.mark.parametrize("algorithm", ["fedbioacc", "fedbioacc-local", "commfedbio"])
 def test_a_run_whose_server_and_clients_all_died_goes_on_from_its_checkpoint(tmp_path, algorithm):
-    simulated = list(configuration(algorithm).experiment().run())
-    (folder,) = RunFolder.create({tmp_path / "run": configuration(algorithm)})
-    for stop_at in (3, 7, 10**6):
+    made = configuration(algorithm, clients_per_round=3)
+    simulated = list(made.experiment().run())
+    (folder,) = RunFolder.create({tmp_path / "run": made})
+    for stop_at in (1, 3, 10**6):
         stores = [DiskStore(tmp_path / f"site-{m}", folder.identity) for m in range(4)]
         experiment, _ = on(folder.configuration.experiment(), stores)  # new processes everywhere
         stop = StopRequest()
@@ -117,7 +118,7 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
     stop = StopRequest()
 
     def observe(moment):
-        stop.signum = 2 if moment.step >= 20 else None
+        stop.signum = 2 if moment.step >= 10 else None
 
     with pytest.raises(Interrupted):
         folder.execute(stop, observe, experiment=on(folder.configuration.experiment(), stores)[0])
@@ -126,7 +127,7 @@ def test_values_saved_after_the_last_durable_checkpoint_do_not_count(tmp_path):
     with pytest.raises(Interrupted):
         folder.execute(
             stop,
-            lambda moment: setattr(stop, "signum", 2 if moment.step >= 30 else None),
+            lambda moment: setattr(stop, "signum", 2 if moment.step >= 15 else None),
             experiment=on(folder.configuration.experiment(), stores)[0],
         )
     (folder.path / "checkpoint").write_bytes(checkpoint)  # the newer one never reached the disk

@@ -215,8 +215,15 @@ def colours(folder):
     return str(folder)
 
 
-@pytest.mark.parametrize("name", ["hyper-representation", "data-cleaning"])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("hyper-representation", "mlp"),
+        ("data-cleaning", "cnn"),
+        pytest.param("hyper-representation", "cnn", marks=pytest.mark.slow),
+        pytest.param("data-cleaning", "mlp", marks=pytest.mark.slow),
+    ],
+)
 def test_colour_images_in_both_networks(tmp_path, name, model):
     knobs = dict(
         dataset="cifar-10",
@@ -249,8 +256,18 @@ def made_set(classes):
     return datasets.Images(*part(60), *part(5), tuple(f"kind-{c}" for c in range(classes)))
 
 
-@pytest.mark.parametrize("classes", [3, 17])
-@pytest.mark.parametrize("name", ["data-cleaning", "hyper-representation", "loss-tuning"])
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("data-cleaning", 3),
+        ("hyper-representation", 17),
+        ("loss-tuning", 17),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("data-cleaning", 17), ("hyper-representation", 3), ("loss-tuning", 3))
+        ),
+    ],
+)
 def test_a_data_set_may_have_any_number_of_classes(name, classes, monkeypatch):
     source = made_set(classes)
     monkeypatch.setattr(datasets, "load", lambda name, folder: source)
@@ -338,7 +355,7 @@ def test_balanced_accuracy_is_scikit_learns():
 def test_the_exact_lower_solution_is_scikit_learns_logistic_regression():
     task = Regularisation(clients=4, partition="iid").build()
     decay = 0.3
-    y = ground_truth.solution(task.population, jnp.full(31, np.log(decay)), task.y, tolerance=1e-9).y
+    y = jax.jit(lambda x: ground_truth.solution(task.population, x, task.y, tolerance=1e-9).y)(np.full(31, np.log(decay)))
     rows = jax.tree.map(np.asarray, task.population.lower.rows)
     each = np.repeat(1 / (4 * np.asarray(task.population.lower.size)), np.asarray(task.population.lower.size))
     theirs = LogisticRegression(C=1 / decay, fit_intercept=False, tol=1e-10, max_iter=10_000)
@@ -542,7 +559,8 @@ def matching():
 
 @pytest.mark.parametrize(("task", "name"), list(matching()))
 def test_every_algorithm_makes_progress_on_every_task_of_its_kind(task, name):
-    knobs, rounds = (dict(tasks=4, filters=8), 40) if task == "few-shot" else ({}, 300)
+    small = dict(ways=3, validation_shots=2, tasks=2, test_tasks=2, filters=4)
+    knobs, rounds = (small, 25) if task == "few-shot" else ({}, 300)
     configuration = Configuration.resolve(task, knobs, name, {}, RunOptions(rounds=rounds, every=rounds))
     first, *_, last = configuration.experiment().run()
     assert last.metrics["upper_loss"] < (0.95 if name == "fedavg" else 0.7) * first.metrics["upper_loss"]
