@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-all examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation test-all examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -12,11 +12,18 @@ federation-demo: .venv/deployable
 test: .venv/developed
 	$(BIN)/pytest
 
+test-slow: .venv/developed
+	$(BIN)/pytest -m "slow and not federation"
+
+test-federation: .venv/developed
+	$(BIN)/pytest -m federation -n 0
+
 test-all: .venv/developed
-	$(BIN)/pytest -m ""
+	$(BIN)/pytest -m "not federation"
+	$(BIN)/pytest -m federation -n 0
 
 examples: .venv/developed
-	$(BIN)/pytest tests/test_examples.py -m ""
+	$(BIN)/pytest tests/test_examples.py -m slow
 
 docs: .venv/documented
 	NO_MKDOCS_2_WARNING=1 XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/mkdocs build --quiet --strict

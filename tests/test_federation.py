@@ -18,6 +18,8 @@ import pytest
 from fedbilevel.federation.job import write_job
 from fedbilevel.runs.folder import RunFolder
 
+pytestmark = pytest.mark.federation
+
 HERE = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SITES = [f"hospital-{m}" for m in range(1, 5)]

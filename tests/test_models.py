@@ -11,7 +11,6 @@ from jax.flatten_util import ravel_pytree
 
 from fedbilevel.tasks.models import conv4, convolution, lenet, mlp
 
-
 made_conv4 = jax.jit(conv4.init, static_argnums=(1, 2))
 
 
