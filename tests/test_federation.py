@@ -224,7 +224,8 @@ def started():
         process.communicate()
 
 
-@pytest.mark.parametrize("with_the_command", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_the_command", [True, False])
 def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(
     federation, simulated, started, tmp_path, with_the_command
 ):
@@ -255,6 +256,7 @@ def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(
     assert 1 <= len(list((federation.folder / SITES[1] / "kept" / identity).iterdir())) <= 2
 
 
+@pytest.mark.slow
 def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(federation, started, tmp_path):
     out, before, rounds = tmp_path / "deployed", len(federation.log()), 800
     federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:slow_rows")
@@ -298,7 +300,6 @@ def test_a_job_that_a_killed_command_left_is_stopped_by_resume(federation, simul
     assert_equal(rows(out), done(simulated / "long"))
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation, simulated, started, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *LOCAL)
@@ -371,6 +372,7 @@ def port_of(federation):
     return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_without_a_certificate_the_door_is_shut(federation):
     with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -379,6 +381,7 @@ def test_without_a_certificate_the_door_is_shut(federation):
     until(lambda: all(line in federation.log() for line in lines), 10, "the refusal in the log")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
     command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
@@ -387,6 +390,7 @@ def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path)
     until(lambda: "certificate verify failed" in federation.log(), 10, "the refusal in the log")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
     with socket.create_connection(("127.0.0.1", port_of(federation))):
@@ -412,6 +416,7 @@ def submitted(kit, user, path):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     shutil.copytree(federation.folder / "admin", tmp_path / "kit")
@@ -425,6 +430,7 @@ def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     assert f"user '{SITES[0]}' is not authorized for 'submit_job'" in submitted(tmp_path / "kit", SITES[0], path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
@@ -434,6 +440,7 @@ def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     assert "BYOC not permitted" in federation.log()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
@@ -443,6 +450,7 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
     assert any("'subprocess.Popen'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation, in_progress):
     jobs = [p for name in ("server", *SITES) for p in federation.processes(name, "_process")]
@@ -459,6 +467,7 @@ def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation,
     assert not {name for name in set(os.listdir("/tmp")) - federation.in_tmp_before if "flare" in name.lower()}
 
 
+@pytest.mark.slow
 def test_the_run_beside_all_that_is_unharmed_and_stops_at_ctrl_c(in_progress, simulated):
     in_progress.process.send_signal(signal.SIGINT)
     stdout, stderr = in_progress.process.communicate(timeout=60)
@@ -537,6 +546,7 @@ def lied(federation, tmp_path_factory):
     return [json.loads(line) for line in file.read_text().splitlines()], federation.log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite"])
 def test_the_server_refuses_a_sites_false_answer(lied, line):
     found, log = lied
