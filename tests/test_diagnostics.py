@@ -22,6 +22,7 @@ from fedbilevel.runs.simulation import simulation
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.tasks.quadratic import Quadratic
 
+QUICK = ("fedbio", "simfbo", "mefbo", "fedbio-local")
 FEDERATED = [name for name, entry in ALGORITHMS.items() if not entry.preset.get("pooled")]
 
 
@@ -29,7 +30,7 @@ def task_for(algorithm, **knobs):
     return Quadratic(clients=4, noise=0.2, lower_level=type(algorithm).lower_level, **knobs).build()
 
 
-@pytest.mark.parametrize("name", FEDERATED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in FEDERATED])
 def test_both_engines_report_the_same(name):
     algorithm = ALGORITHMS[name].configure(name, {})
     task, key = task_for(algorithm), jax.random.key(5)

@@ -35,7 +35,7 @@ def padded(rows: Tree) -> Tree:
 
 def memory() -> int:
     """Bytes of the memory that arrays are in."""
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -46,9 +46,15 @@ def check_means(population: Population, x: Array, y: Array, pooled: bool = False
 @partial(jax.jit, static_argnums=0)
 def _together_and_alone(loss: Loss, x: Array, y: Array, rows: Tree) -> tuple[Array, Array, Array]:
     """The loss on all rows, the mean of its values on each alone, and the mean size of those."""
+    x, y, rows = jax.tree.map(_wide, (x, y, rows))
     with jax.default_matmul_precision("highest"):
         each = alone(loss, x, y, rows)
         return loss(x, y, rows), each.mean(), jnp.abs(each).mean()
+
+
+def _wide(a: Array) -> Array:
+    """Half precision in single precision, so that rounding hides nothing."""
+    return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4 else a
 
 
 def _near(v: Array, within: ConvexSet, distance: float) -> Array:
