@@ -127,9 +127,10 @@ class DeployedCohort(Cohort):
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         replies, weights = self._ask(function, args)
         each = self._average(weights)
-        center = _weighted_sum(each / each.sum(), replies)
+        total, share = _weighted_sum(each, replies), each.sum()
+        center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
         squares = np.asarray([squared_distance(reply, center) for reply in replies])
-        return self._estimate(each, replies, around), jnp.sqrt(each @ squares / each.sum())
+        return recentred(total, self._share(each), around), jnp.sqrt(each @ squares / share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         replies, weights = self._ask(function, args)
