@@ -33,7 +33,8 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.stopping import stop_request
-from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.sweeps.sweep import Sweep
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.quadratic import Quadratic
 from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Picture, Shown

@@ -18,7 +18,7 @@ from fedbilevel.runs.reproductions.plan import Column, read
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number
-from fedbilevel.runs.sweeps import sweep as sweep_module
+from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
 
 SMALL = """
@@ -134,7 +134,7 @@ def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
     chosen = plan.Tuned.read(plan.tuned_file("small", plans))
     assert chosen.values("few clients", "SimFBO") == entry["values"]
     assert entry["values"]["gamma_y"] == 0.3 and entry["diverged"] == 2 and entry["cells"] == 4 and entry["seeds"] == [100]
-    cells = sweep_module.SweepFolder(finished.path / "tuning/few_clients/SimFBO").cells()
+    cells = folder_module.SweepFolder(finished.path / "tuning/few_clients/SimFBO").cells()
     assert entry["x_error"] == pytest.approx(min(c.mean("x_error") for c in cells if not c.diverged), rel=1e-3)
     assert isinstance(entry["with_paper_values"], float)
     assert not chosen.values("all clients", "SimFBO")
@@ -143,7 +143,7 @@ def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
 def test_lines_run_with_the_chosen_values_of_the_panel_that_they_name(finished, plans):
     reproduction = finished.reproduction
     chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
-    folder = sweep_module.SweepFolder(finished.path / "lines/all_clients/SimFBO")
+    folder = folder_module.SweepFolder(finished.path / "lines/all_clients/SimFBO")
     configuration = folder.sweep.configuration({}, 1)
     assert configuration.hyperparameters["eta_x"] == configuration.hyperparameters["gamma_x"] == chosen["eta_x+gamma_x"]
     assert configuration.hyperparameters["local_steps"] == 2 and configuration.options.clients_per_round is None
@@ -188,8 +188,8 @@ def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatc
         ran.append(type(experiments[0].algorithm).__name__)
         return run_together(experiments, observe)
 
-    run_together = sweep_module.run_together
-    monkeypatch.setattr(sweep_module, "run_together", counted)
+    run_together = folder_module.run_together
+    monkeypatch.setattr(folder_module, "run_together", counted)
     command("small", "--plans", plans, "--out", copy)
     assert ran == ["FedAvg"]
     assert (copy / "results.csv").read_text() == (finished.path / "results.csv").read_text()
@@ -210,7 +210,7 @@ def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, pl
     before, after = (results.from_csv(p / "results.csv") for p in (finished.path, tmp_path / "out"))
     assert before["few clients", "FedAvg"] == after["few clients", "FedAvg"]
     assert before["few clients", "SimFBO"] != after["few clients", "SimFBO"]
-    used = sweep_module.SweepFolder(tmp_path / "out/lines/few_clients/SimFBO").sweep.configuration({}, 1).hyperparameters
+    used = folder_module.SweepFolder(tmp_path / "out/lines/few_clients/SimFBO").sweep.configuration({}, 1).hyperparameters
     chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
     assert used["gamma_y"] == 0.1 and used["gamma_x"] == chosen["eta_x+gamma_x"]
 

@@ -10,7 +10,8 @@ from fedbilevel.errors import InputError
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.sweeps.sweep import Sweep
 
 WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

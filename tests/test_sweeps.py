@@ -13,9 +13,11 @@ from fedbilevel.report.grid_picture import heat_map
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.runs.sweeps import sweep as sweep_module
+from fedbilevel.runs.sweeps import folder as folder_module
+from fedbilevel.runs.sweeps import programs
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, run_together
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep
 
 
 def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
@@ -68,8 +70,8 @@ def test_large_runs_on_a_cpu_are_made_one_after_another_with_the_same_numbers(tm
     together = SweepFolder.create(tmp_path / "together", small())
     together.execute()
     made = []
-    monkeypatch.setattr(sweep_module, "LARGE", 0)
-    monkeypatch.setattr(sweep_module, "run_together", lambda e, observe: made.append(len(e)) or run_together(e, observe))
+    monkeypatch.setattr(programs, "LARGE", 0)
+    monkeypatch.setattr(folder_module, "run_together", lambda e, observe: made.append(len(e)) or run_together(e, observe))
     alone = SweepFolder.create(tmp_path / "alone", small())
     alone.execute()
     assert made == [1] * 16
@@ -107,7 +109,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return run_together(experiments, observe)
 
-    monkeypatch.setattr(sweep_module, "run_together", counted)
+    monkeypatch.setattr(folder_module, "run_together", counted)
     with pytest.raises(KeyboardInterrupt):
         folder.execute()
     assert ran == [8, 8] and len(folder.cells()) == 4  # a program for each number of local steps

@@ -28,7 +28,8 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.reproductions import plan, results
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.stopping import StopRequest
-from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.sweeps.sweep import Sweep
 from fedbilevel.user_files import read_arrays
 
 KNOBS = {"clients": 2, "x_dimension": 2, "y_dimension": 2}

@@ -16,7 +16,7 @@ from fedbilevel.report.styles import find_style
 
 if TYPE_CHECKING:
     from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.sweep import SweepFolder
+    from fedbilevel.runs.sweeps.folder import SweepFolder
 
 Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
@@ -83,7 +83,7 @@ def compare(
 
 def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
     from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.sweep import SweepFolder
+    from fedbilevel.runs.sweeps.folder import SweepFolder
 
     swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
     runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]

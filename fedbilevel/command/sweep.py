@@ -40,7 +40,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.report.styles import Style, find_style
 
 if TYPE_CHECKING:
-    from fedbilevel.runs.sweeps.sweep import SweepFolder
+    from fedbilevel.runs.sweeps.folder import SweepFolder
 
 SHOWN = 10  # cells in the table
 
@@ -76,7 +76,8 @@ def sweep(
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
     from fedbilevel.runs.options import RunOptions
-    from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder, untied
+    from fedbilevel.runs.sweeps.folder import SweepFolder
+    from fedbilevel.runs.sweeps.sweep import Sweep, untied
     from fedbilevel.tasks import TASKS
 
     find(TASKS, "task", task)
@@ -110,7 +111,7 @@ def sweep(
 
 def continue_sweep(directory: Path, style: Style) -> None:
     """Run what is missing of a sweep."""
-    from fedbilevel.runs.sweeps.sweep import SweepFolder
+    from fedbilevel.runs.sweeps.folder import SweepFolder
 
     _execute(SweepFolder(directory), style)
 

@@ -22,7 +22,7 @@ from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.derivative_counts import Tally
 from fedbilevel.runs.folder import RunFolder
-from fedbilevel.runs.sweeps.sweep import SweepFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.tasks.shown import Bars, Gallery, Histogram
 
 AXES = {

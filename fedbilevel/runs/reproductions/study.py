@@ -33,7 +33,8 @@ from fedbilevel.runs.reproductions.plan import (
     tuned_text,
 )
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, SweepFolder, untied
+from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep, untied
 from fedbilevel.runs.versions import changes_since
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json

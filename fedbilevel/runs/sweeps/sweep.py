@@ -1,46 +1,26 @@
-"""A grid of hyperparameters with several seeds each: what it is, its folder, and which cell is best.
-
-sweep.json        what is swept
-ranking.json      by which metric its cells are ranked, where that is not the task's own
-results.jsonl     a line for each finished run: its cell, its seed, its numbers along the way
-cells.csv         a line for each cell
-sweep.png, .svg   a picture of the grid
-best.toml         the best cell, for `fedbilevel run --settings`
-"""
+"""A grid of hyperparameters with several seeds each, and which of its cells is best."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import jax
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.core.devices import memory
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.experiment import COUNTERS, Experiment
-from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.runs.rows import Row, check_row
-from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, bytes_of, run_together
-from fedbilevel.runs.versions import versions_here
+from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
-from fedbilevel.user_files import Scalar, fitted, naming, read_json, read_json_lines
+from fedbilevel.user_files import Scalar, fitted
 
-MOST_RUNS = 100_000  # in a sweep: with a second each, more than a day
-MOST_TOGETHER = 64  # runs in one program: results are written after each
-LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and several at once only get in each other's way
+MOST_RUNS = 100_000  # in a sweep: at a second each, more than a day
 
 
 @dataclass(frozen=True)
@@ -168,185 +148,3 @@ class Cell(NamedTuple):
 def higher_is_better(task: str, metric: str) -> bool:
     """Whether the task says so of its metric; where it says nothing, lower is better."""
     return find(TASKS, "task", task).load().better.get(metric) == "higher"
-
-
-@dataclass(frozen=True)
-class Began:
-    """What `sweep.json` holds beside the sweep; that of version 0.1 nothing."""
-
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What `ranking.json` holds."""
-
-    metric: str
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A line of `results.jsonl`."""
-
-    cell: Mapping[str, Scalar]
-    seed: int
-    rows: Sequence[Row]
-    status: Literal["finished", "diverged"]
-    reason: str
-
-
-class SweepFolder:
-    """A sweep on disk; what is finished of it is not run again."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    @classmethod
-    def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
-        """A new sweep, or the one that the folder holds if it is the same; ranked by a metric if one is given."""
-        folder = cls(path)
-        known = (path / "sweep.json").exists() and not force
-        if known and folder.sweep != sweep:
-            raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
-        require_place(path, "config.json", "*/config.json", "starting.json")
-        if metric and metric not in (names := sweep.metrics()):
-            raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, names)}")
-        if not known:
-            for cells in _alike((cell, sweep.configuration(cell, sweep.first_seed)) for cell in sweep.cells()):
-                cells[0][1].experiment()  # whatever is wrong with one is said before any is run
-            path.mkdir(parents=True, exist_ok=True)
-            for file in ("sweep.json", "results.jsonl", "ranking.json"):
-                (path / file).unlink(missing_ok=True)
-        if metric:
-            write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
-        if not known:  # last, since a folder without it holds no sweep
-            stored = {**sweep.plain(), "versions": versions_here()}
-            write_atomically(path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
-        return folder
-
-    @property
-    def sweep(self) -> Sweep:
-        """What is swept."""
-        file = self.path / "sweep.json"
-        values = read_json(file, dict[str, Any])
-        values.pop("versions", None)
-        with naming(file):
-            return Sweep.read(values)
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Of what the sweep began with."""
-        return read_json(self.path / "sweep.json", Began).versions
-
-    @property
-    def metric(self) -> str:
-        """By which the cells are ranked: the task's own unless another was asked for."""
-        file = self.path / "ranking.json"
-        return read_json(file, Ranking).metric if file.exists() else TASKS[self.sweep.task].load().headline
-
-    def results(self) -> dict[tuple[str, int], Outcome]:
-        """What is finished, by cell and seed; a line that a kill cut off is left out."""
-        file, options = self.path / "results.jsonl", self.sweep.options
-        names: set[str] = set()
-
-        def check(run: FinishedRun) -> None:
-            for row in run.rows:
-                check_row(row, options)
-                names.update(() if names else row)  # those of the start, which every row has
-                if missing := names - row.keys():
-                    raise InputError(f"the row of step {row['step']} has no {min(missing)!r}")
-            if run.status == FINISHED and not run.rows:
-                raise InputError("a run that is finished has at least one row")
-
-        lines = read_json_lines(file, FinishedRun, check) if file.exists() else ()
-        found = {(_name(run.cell), run.seed): Outcome(list(run.rows), run.status, run.reason) for run in lines}
-        if names and self.metric not in names:
-            said = ranking if (ranking := self.path / "ranking.json").exists() else file
-            raise InputError(f"{said}: the runs have no metric {self.metric!r} to rank by{nearest(self.metric, names)}")
-        return found
-
-    def cells(self) -> list[Cell]:
-        """The cells that are finished with all their seeds."""
-        sweep, found = self.sweep, self.results()
-        seeds = sweep.seed_numbers()
-        complete = [cell for cell in sweep.cells() if all((_name(cell), seed) in found for seed in seeds)]
-        return [Cell(cell, [found[_name(cell), seed] for seed in seeds]) for cell in complete]
-
-    def execute(self, observe: Callable[[int, int], None] = lambda done, rounds: None) -> None:
-        """Run what is missing; `observe` is told how many runs are done and the rounds made by those under way."""
-        with locked(self.path):
-            self._execute(observe)
-
-    def _execute(self, observe: Callable[[int, int], None]) -> None:
-        sweep, found = self.sweep, self.results()
-        lines = (_line(json.loads(cell), seed, outcome) for (cell, seed), outcome in found.items())
-        write_atomically(self.path / "results.jsonl", "".join(lines).encode())
-        runs = [(cell, seed) for cell in sweep.cells() for seed in sweep.seed_numbers()]
-        missing = [run for run in runs if (_name(run[0]), run[1]) not in found]
-        done = len(runs) - len(missing)
-        for together in _programs((run, sweep.configuration(*run)) for run in missing):
-            outcomes = run_together([e for _, e in together], partial(observe, done))
-            with (self.path / "results.jsonl").open("a") as file:
-                for ((cell, seed), _), outcome in zip(together, outcomes, strict=True):
-                    file.write(_line(cell, seed, outcome))
-                file.flush()
-                os.fsync(file.fileno())
-            done += len(together)
-            observe(done, 0)
-
-    def conclude(self) -> list[Cell]:
-        """Write the table, and the best cell's settings; the cells, best first."""
-        sweep, metric = self.sweep, self.metric
-        cells = sweep.ranked(self.cells(), metric)
-        rows = (row for cell in cells for outcome in cell.outcomes for row in outcome.rows)
-        names = [n for n in next(rows, {}) if n not in COUNTERS]
-        lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
-        for cell in cells:
-            numbers = [value for n in names for value in (cell.mean(n), cell.deviation(n))]
-            lines.append([*map(str, cell.values.values()), str(cell.diverged), *(f"{v:.6g}" for v in numbers)])
-        write_atomically(self.path / "cells.csv", "".join(",".join(line) + "\n" for line in lines).encode())
-        best = cells[0]
-        if not math.isnan(best.mean(metric)):
-            write_atomically(self.path / "best.toml", _settings(sweep, best, len(cells), metric).encode())
-        return cells
-
-
-def _alike(runs: Iterable[tuple[Any, Configuration]]) -> list[list[tuple[Any, Configuration]]]:
-    """The runs in groups whose algorithms differ in their real numbers alone."""
-    groups: dict[Any, list[tuple[Any, Configuration]]] = {}
-    for run in runs:
-        groups.setdefault(jax.tree.structure(run[1].configured_algorithm()), []).append(run)
-    return list(groups.values())
-
-
-def _programs(runs: Iterable[tuple[Any, Configuration]]) -> Iterator[list[tuple[Any, Experiment]]]:
-    """The runs in groups that can be one program and that fit into memory."""
-    for group in _alike(runs):
-        needed = bytes_of(group[0][1].experiment())
-        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, memory() // 2 // needed))
-        for first in range(0, len(group), size):
-            yield [(run, configuration.experiment()) for run, configuration in group[first : first + size]]
-
-
-def _line(cell: Mapping[str, Any], seed: int, outcome: Outcome) -> str:
-    return json.dumps({"cell": cell, "seed": seed, **outcome._asdict()}) + "\n"
-
-
-def _name(cell: Mapping[str, Any]) -> str:
-    return json.dumps(cell, sort_keys=True)
-
-
-def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
-    def table(values: Mapping[str, Any]) -> str:
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
-
-    known = settings(ALGORITHMS[sweep.algorithm].load())
-    fixed = {name: parsed(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
-    knob_settings = settings(TASKS[sweep.task].load())
-    knobs = {name: parsed(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
-    return (
-        f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
-        f"{len(best.outcomes)} seeds.\n"
-        f'task = "{sweep.task}"\n\n[knobs]\n{table(knobs)}\n'
-        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **untied(best.values)})}"
-    )
