@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedbilevel.command.options import Data, Knobs, assignments, data_folder, option, picture_path, target
+from fedbilevel.command.options import Data, Knobs, assignments, console, data_folder, option, picture_path, say, target
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 
@@ -32,11 +31,10 @@ def fetch(
     from fedbilevel.tasks.data.datasets import cache_folder
     from fedbilevel.tasks.data.fetch import fetch
 
-    console = Console(highlight=False, markup=False)
-    with _shown(console) as progress:
+    with _shown() as progress:
         downloaded = fetch(name, to, progress)
     done = "fetched and checked" if downloaded else "already there, and right"
-    console.print(f"{name}: {done}: {(to or cache_folder()) / name}", soft_wrap=True)
+    say(f"{name}: {done}: {(to or cache_folder()) / name}")
 
 
 @app.command()
@@ -55,12 +53,11 @@ def show(
     if held is None:
         raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task makes")
     holdings_picture.holdings(held, f"who holds what: {task}", path)
-    console = Console(highlight=False, markup=False)
     for purpose, counts in held.counts.items():
         sizes, kinds = (_range(each) for each in (counts.sum(1), (counts > 0).sum(1)))
         units = held.unit if kinds == "1" else {"class": "classes"}.get(held.unit, f"{held.unit}s")
-        console.print(f"{purpose}: {len(counts)} clients with {sizes} samples of {kinds} {units}", soft_wrap=True)
-    console.print(f"picture: {path}", soft_wrap=True)
+        say(f"{purpose}: {len(counts)} clients with {sizes} samples of {kinds} {units}")
+    say(f"picture: {path}")
 
 
 def _range(numbers: Any) -> str:
@@ -69,7 +66,7 @@ def _range(numbers: Any) -> str:
 
 
 @contextlib.contextmanager
-def _shown(console: Console) -> Iterator[Callable[[File, int], None]]:
+def _shown() -> Iterator[Callable[[File, int], None]]:
     """Within it, the function that it gives shows how far a file is: bars on a terminal, lines elsewhere."""
     if console.is_terminal:
         bar = Progress(
@@ -97,6 +94,6 @@ def _shown(console: Console) -> Iterator[Callable[[File, int], None]]:
         reached = done * LINES // file.size
         if reached != shown.get(file.name):
             shown[file.name] = reached
-            console.print(f"{file.name}: {done / 1e6:.1f} of {file.size / 1e6:.1f} MB", soft_wrap=True)
+            say(f"{file.name}: {done / 1e6:.1f} of {file.size / 1e6:.1f} MB")
 
     yield line

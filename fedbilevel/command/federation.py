@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedbilevel.command.options import option, target
+from fedbilevel.command.options import option, say, target
 from fedbilevel.errors import InputError
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
 from fedbilevel.settings import nearest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Real federations: found one, start its processes, see it.")
-console = Console(highlight=False, markup=False, soft_wrap=True)
 
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
 
@@ -29,10 +27,10 @@ def init(
 ) -> None:
     """Make certificates and start-up kits for a server, its sites and a researcher."""
     federation = found(folder, [site.strip() for site in sites.split(",") if site.strip()], host, port)
-    console.print(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
+    say(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
     for site in federation.sites:
-        console.print(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
-    console.print("Give each kit to its owner and to nobody else; docs/federation.md describes the next steps.")
+        say(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
+    say("Give each kit to its owner and to nobody else; docs/federation.md describes the next steps.")
 
 
 @app.command()
@@ -48,8 +46,8 @@ def start(
 
     names = site or [SERVER, *Federation.read(folder).sites]
     kits = [KitProcess(folder / name) for name in names]
-    console.print(f"starting {', '.join(names)}; Ctrl-C stops them")
-    run(kits, console.print)
+    say(f"starting {', '.join(names)}; Ctrl-C stops them")
+    run(kits, say)
 
 
 @app.command()
@@ -64,9 +62,9 @@ def revoke(
     federation = Federation.read(folder)
     if site not in federation.sites:
         raise InputError(f"the federation has no site {site!r}{nearest(site, federation.sites)}")
-    with Session.open(federation, console.print) as session:
+    with Session.open(federation, say) as session:
         session.engine.enable_client(site) if readmit else session.engine.disable_client(site)
-    console.print(f"{site}: {'may connect again' if readmit else 'shut out'}")
+    say(f"{site}: {'may connect again' if readmit else 'shut out'}")
 
 
 @app.command()
@@ -75,7 +73,7 @@ def demo(out: Annotated[Path, option(target, "Folder to write.")] = Path("runs/f
     require_flare()
     from fedbilevel.federation.demo import demonstrate
 
-    demonstrate(out, console.print)
+    demonstrate(out, say)
 
 
 @app.command()
@@ -84,8 +82,8 @@ def status(folder: Folder) -> None:
     from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)
-    with Session.open(federation, console.print) as session:
+    with Session.open(federation, say) as session:
         connected, jobs = session.connected(), session.running()
-    console.print(f"server {federation.host}:{federation.port}: up, {len(jobs)} running job{'s' * (len(jobs) != 1)}")
+    say(f"server {federation.host}:{federation.port}: up, {len(jobs)} running job{'s' * (len(jobs) != 1)}")
     for name in federation.sites:
-        console.print(f"  {name}: {'connected' if name in connected else 'not connected'}")
+        say(f"  {name}: {'connected' if name in connected else 'not connected'}")

@@ -23,6 +23,11 @@ from fedbilevel.user_files import Scalar, naming, read_toml
 console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
 
 
+def say(line: str) -> None:
+    """Print text whose lines may be longer than the screen is wide."""
+    console.print(line, soft_wrap=True)
+
+
 def whole(text: str) -> int:
     """A whole number."""
     try:
@@ -155,9 +160,7 @@ def new_folder(name: str) -> Path:
 def note_changes(began: Path, changes: str) -> None:
     """Say what is not as it was when something that now goes on began, if anything is."""
     if changes:
-        console.print(
-            f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run", soft_wrap=True
-        )
+        say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedbilevel.command.options import Look, console, picture_path
+from fedbilevel.command.options import Look, console, picture_path, say
 from fedbilevel.errors import InputError
 from fedbilevel.report.styles import find_style
 
@@ -35,7 +35,7 @@ def report(
     from fedbilevel.runs.files import write_atomically
 
     write_atomically(out, page(contents(*_found(directories))).encode())
-    console.print(f"page: {out}", soft_wrap=True)
+    say(f"page: {out}")
     if open_:
         typer.launch(out.resolve().as_uri())
 
@@ -52,7 +52,7 @@ def watch(
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader who closes the page does not end it
     _found([directory])
     with PageServer(lambda: contents(*_found([directory])), port) as server:
-        console.print(f"page: {server.url} (Ctrl-C ends it)", soft_wrap=True)
+        say(f"page: {server.url} (Ctrl-C ends it)")
         if open_:
             typer.launch(server.url)
         with contextlib.suppress(KeyboardInterrupt):
@@ -78,7 +78,7 @@ def compare(
         raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
     written = draw(curves, out, look)
     console.print(table(curves))
-    console.print(f"pictures: {', '.join(map(str, written))}", soft_wrap=True)
+    say(f"pictures: {', '.join(map(str, written))}")
 
 
 def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:

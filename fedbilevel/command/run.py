@@ -37,6 +37,7 @@ from fedbilevel.command.options import (
     note_changes,
     number,
     option,
+    say,
     whole,
 )
 from fedbilevel.command.sweep import continue_sweep
@@ -183,9 +184,6 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
     from fedbilevel.federation.provision import Federation
     from fedbilevel.federation.supervise import Supervisor
 
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True)
-
     Supervisor(Federation.read(Path(where)), say).run(folder, stop, observe)
 
 
@@ -222,7 +220,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
         console.print(table(curves))
         ends = [ended for folder in folders if (ended := folder.result)]
         for caveat in dict.fromkeys(c for ended in ends for c in ended.get("caveats", [])):
-            console.print(f"note: {caveat}", soft_wrap=True)
-        console.print(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}", soft_wrap=True)
+            say(f"note: {caveat}")
+        say(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}")
     if diverged:
         raise Diverged("\n".join(diverged))

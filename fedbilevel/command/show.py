@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
-from fedbilevel.command.options import console
+from fedbilevel.command.options import console, say
 from fedbilevel.errors import InputError
 from fedbilevel.registry import Entry
 from fedbilevel.settings import nearest
@@ -23,10 +23,10 @@ def list_() -> None:
     for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
         console.print(title, style="bold")
         for name, entry in table.items():
-            console.print(f"  {name:26} {entry.summary:56} {entry.paper}", soft_wrap=True)
+            say(f"  {name:26} {entry.summary:56} {entry.paper}")
     console.print("data sets", style="bold")
     for name, source in SETS.items():
-        console.print(f"  {name:26} {source.summary:56} {source.get or 'bundled'}", soft_wrap=True)
+        say(f"  {name:26} {source.summary:56} {source.get or 'bundled'}")
 
 
 def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -> None:
@@ -35,7 +35,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     if name not in known:
         raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
     cls = known[name].load()
-    console.print(sys.modules[cls.__module__].__doc__, soft_wrap=True)
+    say(sys.modules[cls.__module__].__doc__)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in Explained._fields:
         table.add_column(column.replace("_", " "), overflow="fold")
@@ -44,13 +44,13 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
         table.add_row(*row)
     console.print(table)
     for run_option, value in entry.run.items():
-        console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
+        say(f"\nunless given: --{run_option.replace('_', '-')} {value}")
     if name in ALGORITHMS:
         reported = entry.configure(name, {}).diagnostics()
         for number, meaning in reported.items():
-            console.print(f"\nreports {number}: {meaning}", soft_wrap=True)
+            say(f"\nreports {number}: {meaning}")
     for task, other in TASKS.items() if name in ALGORITHMS else ():
         suited = other.load().suited.get(task, {}).get(name)
         if suited:
             values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
-            console.print(f"\non {task} ({suited.source}): {values}", soft_wrap=True)
+            say(f"\non {task} ({suited.source}): {values}")

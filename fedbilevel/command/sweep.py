@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fedbilevel.command.options import (
@@ -29,11 +28,13 @@ from fedbilevel.command.options import (
     assignments,
     budget,
     by_algorithm,
+    console,
     data_folder,
     fail,
     new_folder,
     note_changes,
     option,
+    say,
     whole,
 )
 from fedbilevel.errors import InputError
@@ -122,7 +123,6 @@ def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 
-    console = Console(highlight=False, markup=False)
     described = folder.sweep
     if folder.results():
         note_changes(folder.path, changes_since(folder.versions))
@@ -151,9 +151,6 @@ def _execute(folder: SweepFolder, style: Style) -> None:
     console.print(table)
     if len(cells) > SHOWN:
         console.print(f"... and {len(cells) - SHOWN} more in cells.csv")
-    console.print(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures))}", soft_wrap=True)
+    say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures))}")
     if (folder.path / "best.toml").exists():
-        console.print(
-            f"best: fedbilevel run {described.task} {described.algorithm} --settings {folder.path / 'best.toml'}",
-            soft_wrap=True,
-        )
+        say(f"best: fedbilevel run {described.task} {described.algorithm} --settings {folder.path / 'best.toml'}")
