@@ -68,6 +68,20 @@ def test_simfbo_reports_its_u_and_its_hypergradient():
     np.testing.assert_allclose(after.reported["u_norm"], np.linalg.norm(after.state.u), rtol=1e-9)
 
 
+@pytest.mark.parametrize("rescale", [False, True])
+def test_unequal_local_steps_count_in_the_reported_hypergradient(rescale):
+    """Where all directions are the same, so is their length: with τ_m = 2, 3, 2, 3 a step has 2.5 of them on average."""
+    task = Quadratic(clients=4, hessian_heterogeneity=0, linear_heterogeneity=0).build()
+    tiny = dict(eta_x=1e-12, eta_y=1e-12, eta_u=1e-12)
+    equal, unequal = (
+        SimulatedEngine(task.population, Everyone())
+        .step(algorithm, algorithm.init(task.x, task.y, None), jax.random.key(0))
+        .reported["hypergradient_norm"]
+        for algorithm in (fb.SimFBO(local_steps=1, **tiny), fb.SimFBO(local_steps=2, spread=1, rescale=rescale, **tiny))
+    )
+    np.testing.assert_allclose(unequal, equal, rtol=1e-9)
+
+
 def test_what_is_reported_reaches_rows_snapshots_and_the_page_but_is_no_metric(tmp_path):
     configuration = Configuration.resolve("quadratic", {"clients": 3}, "fedbioacc", {}, RunOptions(rounds=21, every=10))
     (folder,) = RunFolder.create({tmp_path / "run": configuration})

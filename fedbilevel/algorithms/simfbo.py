@@ -76,12 +76,13 @@ class SimFBO(BiasedBySampling):
     def step(self, z: Point, clients: Clients, key: Array) -> Point:
         if self.rescale:
             around = jax.tree.map(jnp.zeros_like, z), jnp.asarray(self.local_steps, z.x.dtype)
-            mean, rho = clients.draw().unbiased_mean(self.mean_direction_and_steps, z, around=around)
-            q = jax.tree.map(lambda d: rho * d, mean)
+            mean, steps = clients.draw().unbiased_mean(self.mean_direction_and_steps, z, around=around)
+            q = jax.tree.map(lambda d: steps * d, mean)
         else:
             q = clients.draw().unbiased_mean(self.direction_sum, z)
+            steps = self.local_steps + self.spread / 2  # the clients' average: they do not send τ_m
         z = z.moved(q, self.gamma_x, self.gamma_y, self.gamma_u, self.radius)
-        clients.report(u_norm=jnp.linalg.norm(z.u), hypergradient_norm=jnp.linalg.norm(q.x) / self.local_steps)
+        clients.report(u_norm=jnp.linalg.norm(z.u), hypergradient_norm=jnp.linalg.norm(q.x) / steps)
         return z
 
     def rounds(self, key: Array, size: int) -> int:
