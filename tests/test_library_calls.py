@@ -287,6 +287,7 @@ REFUSED = [
     ),
     refused("metrics: a counter", lambda: solve(metrics=lambda x, y: {"rounds": x}), "'rounds'", "a run of SimFBO has"),
     refused("metrics: a diagnostic", lambda: solve(metrics=lambda x, y: {"u_norm": x}), "'u_norm'", "a run of SimFBO has"),
+    refused("metrics: absences", lambda: solve(metrics=lambda x, y: {"absences": x}), "'absences'", "a run of SimFBO has"),
     refused("metrics: scheduled", lambda: solve(metrics=lambda x, y: {SCHEDULED: x}, algorithm=fb.MeFBO()), SCHEDULED, "MeFBO"),
     refused("metrics: a name that is a number", lambda: solve(metrics=lambda x, y: {1: x}), "metric", "1"),
     refused("observe: not a function", lambda: solve(observe=[]), "observe must be a function", "[]"),

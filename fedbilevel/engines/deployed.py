@@ -15,7 +15,7 @@ from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
 from fedbilevel.engines.call_shapes import CallShapes
 from fedbilevel.engines.deployed_clients import DeployedClients
-from fedbilevel.engines.engine import Limits, Step, Stretch, advance, complete_report, unflattened
+from fedbilevel.engines.engine import ABSENCES, Limits, Step, Stretch, advance, complete_report, unflattened
 from fedbilevel.engines.exchange import Exchange, Transport
 from fedbilevel.engines.failure import silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_client, leaves
@@ -94,7 +94,7 @@ class DeployedEngine:
             self._known = task, jax.jit(known_at_server(task))
         known = self._known[1](state.x, None if is_per_client(state.y) else state.y)
         names = self.population.problem.metric_names
-        return {**dict(zip(names, map(float, means), strict=True)), "absences": absences, **known}
+        return {**dict(zip(names, map(float, means), strict=True)), ABSENCES: absences, **known}
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.

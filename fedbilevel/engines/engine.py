@@ -19,6 +19,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
 UNLIMITED = 2**31 - 1  # rounds or steps
+ABSENCES = "absences"  # the metric in which deployed clients' missing answers are counted
 
 Reported = dict[str, Array]  # by name, what an algorithm reports about its last step
 

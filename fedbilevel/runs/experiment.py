@@ -25,7 +25,7 @@ from fedbilevel.core.problem import LOSSES
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.core.traffic import Totals, Traffic
-from fedbilevel.engines.engine import UNLIMITED, Engine, Limits, Stretch
+from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task, unusable
@@ -78,7 +78,7 @@ class Experiment:
             )
         self.engine.require(task, self.algorithm)
         task.population.problem.check(task.x, task.y, task.population.some_rows())
-        for name in {*COUNTERS, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
+        for name in {*COUNTERS, ABSENCES, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
             raise unusable(name, f"a run of {kind.__name__} has that name for another number")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
