@@ -9,15 +9,16 @@ import pytest
 
 from fedbilevel.command import main
 from fedbilevel.errors import InputError
-from fedbilevel.report import reproduction_page
+from fedbilevel.report import panel_picture, reproduction_page
 from fedbilevel.report.reproduction_text import written
+from fedbilevel.report.styles import SCREEN
 from fedbilevel.runs import configuration
 from fedbilevel.runs.reproductions import plan, results
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import Column, read
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
-from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number
+from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number, spent
 from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
 
@@ -312,6 +313,18 @@ def test_equal_budgets_are_what_the_thriftiest_method_spent():
     assert Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
     assert Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
     assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in reproduction_page.table(made, found)
+
+
+def test_runs_that_diverge_before_their_first_row_have_spent_nothing(tmp_path):
+    made = dataclasses.replace(table_plan(), published={}, columns=(), rounds=20)
+    at_once = [Run(seed, DIVERGED, []) for seed in (1, 2)]
+    found = {("i.i.d.", "SimFBO"): at_once, ("i.i.d.", "MeFBO"): [run_of(0.1, 0.5, 0.9)]}
+    assert spent(at_once) == [0, 0, 0]
+    assert spent([*at_once, *found["i.i.d.", "MeFBO"]]) == spent(found["i.i.d.", "MeFBO"])
+    assert "| SimFBO | diverged | – | – | 0 | 0 | 0 |" in reproduction_page.table(made, found)
+    (tmp_path / "results.csv").write_text(results.to_csv(found))
+    assert results.from_csv(tmp_path / "results.csv") == found
+    panel_picture.draw(made, found, [tmp_path / "results.svg"], SCREEN)
 
 
 def test_entries_of_a_table_say_how_many_runs_they_are_of():

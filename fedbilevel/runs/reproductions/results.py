@@ -85,6 +85,7 @@ def collect(study: Study) -> Results:
 
 
 HEADER = ["panel", "method", "seed", "status", *Row._fields]
+NO_ROW = [""] * len(Row._fields)  # for a run that diverged before its first row
 
 
 def to_csv(results: Results) -> str:
@@ -94,8 +95,8 @@ def to_csv(results: Results) -> str:
     writer.writerow(HEADER)
     for (panel, method), runs in results.items():
         for run in runs:
-            for row in run.rows:
-                numbers = [row.rounds, f"{row.megabytes:.6g}", row.gradients, row.second_order, f"{row.value:.5g}"]
+            rows = [[r.rounds, f"{r.megabytes:.6g}", r.gradients, r.second_order, f"{r.value:.5g}"] for r in run.rows]
+            for numbers in rows or [NO_ROW]:
                 writer.writerow([panel, method, run.seed, run.status, *numbers])
     return out.getvalue()
 
@@ -107,11 +108,13 @@ def from_csv(path: Path) -> Results:
     try:
         if next(lines, None) != HEADER:
             raise ValueError("it holds no results of a reproduction")
-        for panel, method, seed, status, rounds, megabytes, gradients, second_order, value in lines:
+        for panel, method, seed, status, *numbers in lines:
             runs = found.setdefault((panel, method), [])
             if not runs or runs[-1].seed != int(seed):
                 runs.append(Run(int(seed), status, []))
-            runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
+            if numbers != NO_ROW:
+                rounds, megabytes, gradients, second_order, value = numbers
+                runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
     except (csv.Error, ValueError) as error:
         raise InputError(f"{path}, line {lines.line_num}: {in_one_line(error)}: write it anew") from None
     return found

@@ -71,6 +71,10 @@ class Budget(NamedTuple):
 
 
 def spent(runs: Sequence[Run]) -> list[float]:
-    """Megabytes, gradients and second-order products of a run: means over those that did not diverge, if there are any."""
-    ends = [run.rows[-1] for run in runs if run.status != DIVERGED] or [run.rows[-1] for run in runs]
-    return [sum(values) / len(ends) for values in zip(*((e.megabytes, e.gradients, e.second_order) for e in ends), strict=True)]
+    """Megabytes, gradients and second-order products of a run: means over those that did not diverge, if there are any.
+
+    A run that diverged before its first row counts as having spent nothing.
+    """
+    counted = [run for run in runs if run.status != DIVERGED] or runs
+    ends = [(e.megabytes, e.gradients, e.second_order) for run in counted for e in run.rows[-1:]] or [(0.0, 0, 0)]
+    return [sum(values) / len(counted) for values in zip(*ends, strict=True)]
