@@ -51,7 +51,7 @@ def read_json(path: Path, kind: type[Kind]) -> Kind:
     """What a JSON file says, as such a value; names that the type does not know are left out."""
     content = read_bytes(path)
     with naming(path):
-        return _decoded(content, kind)
+        return decoded(content, kind)
 
 
 def read_json_lines(path: Path, kind: type[Kind], check: Callable[[Kind], None] = lambda value: None) -> Iterator[Kind]:
@@ -62,7 +62,7 @@ def read_json_lines(path: Path, kind: type[Kind], check: Callable[[Kind], None] 
     for number, line in enumerate(lines, 1):
         if line.strip():
             with naming(f"{path}, line {number}"):
-                value = _decoded(line, kind)
+                value = decoded(line, kind)
                 check(value)
             yield value
 
@@ -101,7 +101,8 @@ def naming(file: Path | str) -> Iterator[None]:
         raise InputError(f"{file}: {error}") from None
 
 
-def _decoded(data: bytes, kind: type[Kind]) -> Kind:
+def decoded(data: bytes, kind: type[Kind]) -> Kind:
+    """A JSON text as a value of a type; `InputError` if it is something else. Unknown names are ignored."""
     import msgspec
 
     with _in_words():
@@ -110,7 +111,7 @@ def _decoded(data: bytes, kind: type[Kind]) -> Kind:
 
 def _is_json(data: bytes) -> bool:
     try:
-        _decoded(data, object)
+        decoded(data, object)
     except InputError:
         return False
     return True

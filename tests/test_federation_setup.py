@@ -18,6 +18,7 @@ from fedbilevel.command import main
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation import following, leftovers
+from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
@@ -640,11 +641,32 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_pa
 
     monkeypatch.setitem(sys.modules, "own_rows", SimpleNamespace(rows=rows))
     site(tmp_path / "local", task="quadratic", loader="function", function="own_rows:rows")
-    run = dict(task="quadratic", knobs=KNOBS, algorithm="fedavg", hyperparameters={}, precision="float64", identity="ab")
-    first = json.dumps(run | {"number": 1, "weight": 1.0}).encode()
+    first = BeginMessage("quadratic", KNOBS, "fedavg", {}, "float64", "ab", number=1, weight=1.0).encoded()
     for _ in range(2):
         assert own_site.begin(first) == [True, b"own data"] and len(loaded) == 1
-    assert own_site.begin(first.replace(b"ab", b"cd"))[0] and len(loaded) == 2
+    assert own_site.begin(first.replace(b'"ab"', b'"cd"'))[0] and len(loaded) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        (b'{"protocol": 2, "version": "9.1", "anything": 1}', "the server speaks protocol 2 (fedbilevel 9.1), and this site"),
+        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 1"),
+        (b'{"protocol": 1, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
+        (b'{"protocol": "1"}', "protocol: Expected `int`, got `str`"),
+        (b"\x80 garbage", "the message to begin a run: "),
+    ],
+)
+def test_a_site_refuses_a_server_of_another_protocol_in_one_line(own_site, message, line):
+    done, kind, said = own_site.begin(message)
+    assert (done, kind) == (False, "refused") and line in said and "\n" not in said
+
+
+def test_a_site_of_the_first_version_refuses_a_server_of_this_one():
+    """It looks for the run at the top of the message, and refuses what has none there."""
+    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0)
+    assert json.loads(message.encoded()).keys() == {"protocol", "version", "run"}
+    assert BeginMessage.read(message.encoded()) == message
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

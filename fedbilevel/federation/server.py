@@ -17,6 +17,7 @@ from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.failure import Failures
 from fedbilevel.errors import Diverged, InputError, in_one_line
+from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare
 from fedbilevel.federation.job import SIMULATED, SITES, STOP, Status, write_status
@@ -89,12 +90,9 @@ class ExperimentServer:
         task, population = experiment.task, experiment.task.population
         if population.size != len(self.sites):
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
-        common = {
-            **{name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")},
-            "identity": self.identity,
-        }
+        common = {name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")}
         beginnings = {
-            m: json.dumps({**common, "number": m, "weight": float(w) * population.size}).encode()
+            m: BeginMessage(**common, identity=self.identity, number=m, weight=float(w) * population.size).encoded()
             for m, w in enumerate(population.weights)
         }
         roster = Roster(transport, beginnings, configuration.round_timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import traceback
@@ -18,6 +17,7 @@ from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, NotFinite, in_one_line
+from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.nvflare_support import documented
@@ -97,24 +97,18 @@ class Site:
             logger.warning("%d requests were refused or failed: from now on one in 1000 is logged", MOST_LINES)
 
     def _begin(self, request: bytes) -> bytes:
-        try:
-            run = json.loads(request)
-            name, number, weight = str(run["algorithm"]), int(run["number"]), float(run["weight"])
-            knobs, values, precision, identity = run["knobs"], run["hyperparameters"], run["precision"], str(run["identity"])
-            task_name = str(run["task"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"this does not describe a run to begin ({type(error).__name__}): refused") from None
-        jax.config.update("jax_enable_x64", precision == "float64")
+        run = BeginMessage.read(request)
+        jax.config.update("jax_enable_x64", run.precision == "float64")
         keep_compiled(self._kit)
         with _unsaid():
             own = SiteData.read(self._kit / "local" / "site.toml")
-        own.agree(task_name, knobs)
+        own.agree(run.task, run.knobs)
         with _unsaid():
-            task, population = own.load(knobs)
-        algorithm = find(ALGORITHMS, "algorithm", name).configure(name, values)
-        known = call_shapes(algorithm, population, task.x, task.y)
-        self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskStore(self._kit / "kept", identity))
-        logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)
+            task, population = own.load(run.knobs)
+        algorithm = find(ALGORITHMS, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
+        known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
+        self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
+        logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         word = SIMULATED if own.loader == "share" else OWN_DATA
         self._begun = {request: word}
         return word
