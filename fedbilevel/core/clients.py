@@ -90,7 +90,10 @@ class Cohort(abc.ABC):
 
     @abc.abstractmethod
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        """The `mean` with (M / |S|) w_i for equal weights too: written so in papers, it differs from 1 / |S| in rounding."""
+        """The `mean` with the factors (M / |S|) w_i for equal weights too, as some papers write it.
+
+        Then they are 1 / |S| up to rounding. The two are not one function, since the last bits of trajectories would change.
+        """
 
     @abc.abstractmethod
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
