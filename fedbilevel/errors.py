@@ -19,14 +19,14 @@ class Diverged(ArithmeticError):
 
 
 def require(fits: bool, name: str, wanted: str, given: object) -> None:
-    """Raise `InputError` with what is wanted and what is given, unless that fits."""
+    """Raise `InputError`, which says what is wanted and what was given, unless it fits."""
     if not fits:
         raise InputError(f"{name} must be {wanted}; given: {in_one_line(repr(given))}")
 
 
 @contextlib.contextmanager
 def computing(what: str) -> Iterator[None]:
-    """Within it, whatever a user's function raises becomes `InputError`, with the original behind it."""
+    """During the block, turn whatever a user's function raises into `InputError`, with the original as its cause."""
     try:
         yield
     except Exception as error:

@@ -43,7 +43,7 @@ def real(
     most: float | None = None,
     finite: bool = True,
 ) -> Any:
-    """A number within bounds, and a finite one unless it need not be."""
+    """A number within bounds; it must be finite unless `finite` is false."""
     limits = [
         (above, "above", lambda v: v > above),
         (least, "of at least", lambda v: v >= least),
@@ -82,7 +82,7 @@ def choice(default: str, meaning: str, options: Iterable[str], *, source: str = 
 
 
 def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
-    """A text of a certain form; `fits` may raise `ValueError` for any other."""
+    """Text of a certain form; `fits` may raise `ValueError` for any other."""
     return _field(default, Setting(str, meaning, source, wanted, fits))
 
 
@@ -96,7 +96,7 @@ def settings(cls: type) -> dict[str, Setting]:
 
 
 def checked(owner: str, name: str, setting: Setting, value: Any, shown: str = "") -> Any:
-    """The value, converted to the setting's type; `InputError` if it is of another kind or does not fit."""
+    """The value, converted to the setting's type; `InputError` if it has another type or does not fit."""
     if value is None and setting.optional:
         return None
     value = _plain(value)
@@ -133,7 +133,7 @@ def check_all(instance: Any, owner: str | None = None) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's or JAX's as one of Python's, if it is known; anything else as it is."""
+    """A scalar of NumPy or JAX as a Python number, if its value is known; anything else unchanged."""
     with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
         return value.item() if value.shape == () else value
     return value

@@ -1,6 +1,6 @@
 """Files that users can touch. Each is read as a value of a type; one that does not fit is refused in one line.
 
-The types are dataclasses, named tuples and containers of them; msgspec compares what a file says with them.
+The types are dataclasses, named tuples and containers of them; msgspec checks the content of a file against them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scalar = bool | int | float | str | None  # a value of a setting
 
 
 def read_bytes(path: Path) -> bytes:
-    """What is in a file."""
+    """The content of a file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_toml(path: Path, kind: type[Kind], **given: Any) -> Kind:
-    """What a TOML file says, as such a value, and what is given beside it; names that the type does not know are refused."""
+    """The content of a TOML file, together with what is given, as a value of a type; unknown names are refused."""
     content = read_bytes(path)
     try:
         values = tomllib.loads(content.decode())
@@ -48,14 +48,14 @@ def read_toml(path: Path, kind: type[Kind], **given: Any) -> Kind:
 
 
 def read_json(path: Path, kind: type[Kind]) -> Kind:
-    """What a JSON file says, as such a value; names that the type does not know are left out."""
+    """The content of a JSON file as a value of a type; unknown names are ignored."""
     content = read_bytes(path)
     with naming(path):
         return decoded(content, kind)
 
 
 def read_json_lines(path: Path, kind: type[Kind], check: Callable[[Kind], None] = lambda value: None) -> Iterator[Kind]:
-    """The values of a file with one on each line, checked; a last line that a kill cut off is left out."""
+    """The checked values of a file with one on each line; a last line cut off by a kill is left out."""
     *lines, rest = read_bytes(path).split(b"\n")
     if _is_json(rest):
         lines.append(rest)
@@ -84,7 +84,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def fitted(values: Any, kind: type[Kind]) -> Kind:
-    """Plain values as a value of a type; `InputError` with the place among them and what is expected there."""
+    """Plain values as a value of a type; an `InputError` names the place and what is expected there."""
     import msgspec
 
     _refuse_unknown(values, kind, "")
@@ -94,7 +94,7 @@ def fitted(values: Any, kind: type[Kind]) -> Kind:
 
 @contextlib.contextmanager
 def naming(file: Path | str) -> Iterator[None]:
-    """Within it, whatever cannot be used is said to be in this file."""
+    """During the block, have every `InputError` name this file."""
     try:
         yield
     except InputError as error:
@@ -119,7 +119,7 @@ def _is_json(data: bytes) -> bool:
 
 @contextlib.contextmanager
 def _in_words() -> Iterator[None]:
-    """Within it, what msgspec finds is an `InputError`, which begins with the place."""
+    """During the block, turn what msgspec finds into an `InputError` that begins with the place."""
     import msgspec
 
     try:
@@ -134,7 +134,7 @@ def _in_words() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
-    """The file, from which only NumPy reads: on bytes that are not its own, it raises whatever comes."""
+    """The open file, for NumPy alone to read: on foreign bytes it may raise anything."""
     try:
         with path.open("rb") as file:
             yield file

@@ -75,7 +75,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--bernoulli", "1.5"], "above 0 and at most 1; given: 1.5"),
         (["run", "quadratic", "simfbo", "--dropout", "1"], "at least 0 and below 1; given: 1.0"),
         (["run", "quadratic", "simfbo", "--clients-per-round", "3", "--bernoulli", "0.5"], "not both"),
-        (["run", "quadratic", "fedbio-local"], "FedBiOLocal is for a local lower level and the task has a global one"),
+        (["run", "quadratic", "fedbio-local"], "FedBiOLocal is for a local lower level, but the task has a global one"),
         (["run", "quadratic"], "Missing argument"),
         (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
         (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
@@ -126,7 +126,7 @@ def run(monkeypatch, capsys, tmp_path):
         ),
         (
             ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1,2", "--seeds", "1000000"],
-            "this sweep has 2,000,000 runs, and may have 100,000: give it fewer seeds or cells",
+            "this sweep has 2,000,000 runs, but may have at most 100,000: give it fewer seeds or cells",
         ),
         (["sweep", "quadratic", "simfbo", "--grid", "gamma_x=1,2", "--by", "x"], "there is no metric 'x' to rank by"),
         (["sweep", "quadratic", "fedbioacc", "--grid", "eta=1,2", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
@@ -211,9 +211,7 @@ def test_list_is_a_line_each_and_show_explains_every_setting(run):
         code, out, _ = run("show", name)
         assert code == 0 and "default" in out
     _, out, _ = run("show", "fednest")
-    assert (
-        re.search(r"estimator +ihgp ", out) and re.search(r"lower_solver +fedsvrg ", out) and "fixed: makes it fednest" in out
-    )
+    assert re.search(r"estimator +ihgp ", out) and re.search(r"lower_solver +fedsvrg ", out) and "fixed for fednest" in out
 
 
 def test_a_value_set_for_one_algorithm_goes_before_that_for_all(run, tmp_path):

@@ -808,4 +808,4 @@ def test_the_command_shows_progress_and_says_in_one_line_that_there_is_no_networ
     code, out, err = run([file(server.url("a"))])
     assert (code, err) == (0, "") and "file.bin: 0.3 of 0.3 MB\n" in out
     assert out.endswith(f"mnist: fetched and checked: {tmp_path}/mnist\n")
-    assert run([file(server.url("a"))]) == (0, f"mnist: already there, and right: {tmp_path}/mnist\n", "")
+    assert run([file(server.url("a"))]) == (0, f"mnist: already there, and intact: {tmp_path}/mnist\n", "")

@@ -506,7 +506,7 @@ def hostile(federation, simulated, tmp_path_factory):
         (
             "shape",
             "first_momentum was called with float32[5], float32[7], float32[8], "
-            "but this algorithm's takes float32[5], float32[8]",
+            "but in this algorithm it takes float32[5], float32[8]",
         ),
         ("dtype", "first_momentum was called with float32[5], float16[8], float32[8]"),
         ("nan", "an argument holds a value that is not finite"),

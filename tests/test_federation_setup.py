@@ -578,7 +578,7 @@ def test_a_run_whose_folder_was_given_to_another_writes_no_checkpoint_and_no_res
 
     for seconds in (0.0, 1e9):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match="was given to another run"):
+        with pytest.raises(InputError, match="was taken over by another run"):
             folder.execute(StopRequest(), give_away, seconds)
         assert not (tmp_path / "checkpoint").exists() and not (tmp_path / "result.json").exists()
 

@@ -42,7 +42,7 @@ def test_a_misspelt_name_gets_the_nearest():
     [
         (dict(clients_per_rond=2), "i.i.d., SimFBO: run has no setting 'clients_per_rond'; did you mean clients_per_round"),
         (dict(clients_per_round="few"), "clients_per_round must be a whole number of at least 1"),
-        (dict(seed=3), "run has seed, which a plan says by itself"),
+        (dict(seed=3), "run has seed, which the plan's own fields set"),
     ],
 )
 def test_the_options_of_a_plan_are_checked_when_it_is_read(run, message):

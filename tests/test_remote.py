@@ -362,10 +362,10 @@ class Lying:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda a: wire.encode(np.zeros(9)), r"local_y was answered with float64\[9\]"),
-        (lambda a: wire.encode(np.zeros(8, np.float32)), r"local_y was answered with float32\[8\]"),
+        (lambda a: wire.encode(np.zeros(9)), r"local_y returned float64\[9\]"),
+        (lambda a: wire.encode(np.zeros(8, np.float32)), r"local_y returned float32\[8\]"),
         (lambda a: wire.encode(np.full(8, np.nan)), "an answer holds a value that is not finite"),
-        (lambda a: wire.encode(None), "local_y was answered with nothing"),
+        (lambda a: wire.encode(None), "local_y returned nothing"),
         (lambda a: a[:-3], "a message"),
         (lambda a: b"\x00", "a message"),
     ],

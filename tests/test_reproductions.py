@@ -311,7 +311,7 @@ def test_equal_budgets_are_what_the_thriftiest_method_spent():
     assert budget.reached(found["i.i.d.", "MeFBO"][0]) == (0.6, 0.6)
     assert budget.reached(run_of(0.2, 0.7, 0.8, status=DIVERGED)) == (0.7, 0.7)  # it diverged later
     assert Budget(3.0, 9).reached(run_of(0.2, 0.7, status=DIVERGED)) == (None, None)
-    assert Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # not measured by then
+    assert Budget(1.0, 7).reached(found["i.i.d.", "MeFBO"][0]) == (None, None)  # it had no metrics yet
     assert "| MeFBO | 90.00 ± 0.00 | 60.00 | 60.00 |" in reproduction_page.table(made, found)
 
 

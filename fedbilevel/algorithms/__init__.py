@@ -36,12 +36,12 @@ ALGORITHMS = {
         estimator="ihgp",
         local_upper=True,
     ),
-    "lfednest": _entry(*LFEDNEST, "FedNest with local hypergradients: biased", TARZANAGH, pooled=False),
+    "lfednest": _entry(*LFEDNEST, "FedNest with local, biased hypergradients", TARZANAGH, pooled=False),
     "simfbo": _entry("simfbo", "SimFBO", "one loop, one round per step", YANG, rescale=False),
     "shrofbo": _entry("simfbo", "SimFBO", "SimFBO for unequal numbers of local steps", YANG, rescale=True),
     "commfedbio": _entry("commfedbio", "CommFedBiO", "compressed rounds on the linear system", "Li, Pei and Huang, KDD 2022"),
     "local-bsgvr": _entry(
-        *BSGVR, "STORM on local hypergradients: for equal clients", "Gao, 2022", adaptive=False, pooled=False
+        *BSGVR, "STORM on local hypergradients, for homogeneous clients", "Gao, 2022", adaptive=False, pooled=False
     ),
     "adafbio": _entry(*BSGVR, "Local-BSGVR with adaptive steps", "Huang, 2022", adaptive=True, pooled=False),
     "stocbio": _entry(
@@ -60,5 +60,5 @@ ALGORITHMS = {
         adaptive=False,
         local_steps=1,
     ),
-    "fedavg": _entry("fedavg", "FedAvg", "trains y alone: what the upper level gains", "McMahan et al., AISTATS 2017"),
+    "fedavg": _entry("fedavg", "FedAvg", "trains y alone: a baseline without the upper level", "McMahan et al., AISTATS 2017"),
 }

@@ -31,7 +31,7 @@ class Algorithm(abc.ABC):
     constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
     needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
     reports: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what its steps report, with the meaning in words
-    pooled: bool = False  # whether one client holds all rows; a hyperparameter of methods that come both ways
+    pooled: bool = False  # whether one client holds all rows; a hyperparameter of methods that have both forms
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -49,20 +49,20 @@ class Algorithm(abc.ABC):
         """The communication rounds of the step with this key, in cohorts of `size`."""
 
     def step_sizes(self, step: int) -> dict[str, float]:
-        """The numbers in force at an outer step, for messages."""
+        """The real hyperparameters and the scheduled values in force at an outer step, for messages."""
         given = {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}
         return {**given, **self.scheduled_at(step)}
 
     def diagnostics(self) -> dict[str, str]:
-        """The numbers that a run has beside its metrics, with the meaning in words: what is reported, and the schedule."""
-        return {**self.reports, **dict.fromkeys(self.scheduled_at(0), "in force at the step")}
+        """The names of what a run records besides its metrics, reported or scheduled, with their meaning in words."""
+        return {**self.reports, **dict.fromkeys(self.scheduled_at(0), "value in force at the step")}
 
     def scheduled_at(self, step: int) -> dict[str, float]:
         """The scheduled values at a step; empty without a schedule."""
         return self.scheduled(step) if isinstance(self, Scheduled) else {}
 
     def bias(self, population: Population, participation: Participation) -> str:
-        """Why its steps do not solve the weighted problem even on average, as a sentence; empty where they do."""
+        """Why its steps do not solve the weighted problem, not even on average, as a sentence; empty if they do."""
         if self.pooled and population.equal_weights and not (population.upper.equal and population.lower.equal):
             return (
                 f"{type(self).__name__} pools all rows, and with equal weights each row counts the same: clients with more "
@@ -72,26 +72,26 @@ class Algorithm(abc.ABC):
 
 
 class BiasedBySampling(Algorithm):
-    """An algorithm whose steps are not right on average for some cohorts, whatever the weights."""
+    """An algorithm whose steps are biased for some ways of drawing cohorts, even with equal weights."""
 
     @abc.abstractmethod
     def sampling_bias(self, participation: Participation, clients: int) -> str:
-        """Why for these cohorts of that many clients, as a sentence; empty where they are right."""
+        """Why steps with this participation among that many clients are biased, as a sentence; empty if they are not."""
 
 
 class Scheduled(Algorithm):
-    """An algorithm some of whose numbers change from step to step."""
+    """An algorithm some of whose values follow a schedule."""
 
     @abc.abstractmethod
     def scheduled(self, step: int) -> dict[str, float]:
-        """Those numbers as they are at an outer step."""
+        """The scheduled values at an outer step, by name."""
 
 
 def require_algorithm(value: object) -> None:
     """Raise `InputError` unless it is an instance of an algorithm."""
     if not isinstance(value, Algorithm):
         raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {in_one_line(repr(value))}")
-    require(dataclasses.is_dataclass(value), "algorithm", "of a class that is decorated with @algorithm", value)
+    require(dataclasses.is_dataclass(value), "algorithm", "an instance of a class decorated with @algorithm", value)
 
 
 Class = TypeVar("Class", bound=type)
@@ -101,9 +101,9 @@ Class = TypeVar("Class", bound=type)
 def algorithm(cls: Class) -> Class:
     """Make a class of hyperparameters an algorithm: final, frozen, and a pytree whose leaves are its real numbers.
 
-    So one compiled program serves all step sizes, and a grid of them can be vmapped.
+    That way one compiled program serves all step sizes, and a grid of them can be vmapped.
     """
-    require(isinstance(cls, type) and issubclass(cls, Algorithm), "@algorithm", "on a class derived from Algorithm", cls)
+    require(isinstance(cls, type) and issubclass(cls, Algorithm), "@algorithm", "used on a class derived from Algorithm", cls)
     dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     for field in dataclasses.fields(cls):
         named = f"{cls.__name__}: {field.name}"
@@ -116,7 +116,7 @@ def algorithm(cls: Class) -> Class:
         return [getattr(instance, name) for name in leaves], tuple(getattr(instance, name) for name in rest)
 
     def unflatten(constants: tuple[Any, ...], numbers: Iterable[Any]) -> Any:
-        instance: Any = object.__new__(cls)  # JAX puts anything in the place of a number: it is not checked again
+        instance: Any = object.__new__(cls)  # unchecked, since JAX may put anything in place of a number
         for name, value in zip([*rest, *leaves], [*constants, *numbers], strict=True):
             object.__setattr__(instance, name, value)
         return instance

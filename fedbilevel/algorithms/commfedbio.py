@@ -1,13 +1,13 @@
 """CommFedBiO: the linear system of the hypergradient by compressed federated gradient steps.
 
-J. Li, J. Pei and H. Huang, Communication-Efficient Robust Federated Learning with Noisy Labels, KDD 2022. In every
-step T lower rounds on y, then K rounds on u of
+J. Li, J. Pei and H. Huang, Communication-Efficient Robust Federated Learning with Noisy Labels, KDD 2022. Every
+step has T lower rounds on y, then K rounds on u of
 
     u ← u - τ mean_S C_m,    C_m the largest entries of e_m + ∇²_yy g_m u - ∇_y f_m,    e_m ← what C_m left out,
 
-then one averaged step x ← x - α mean_S (∇_x f_m - ∇²_xy g_m u). A client sends values and places of its entries;
-e_m stays with it from step to step. For the weighted problem a client multiplies its gradient by M w_m before it compresses
-it, since entries of clients that compress differently cannot be weighed later; the other averages are those of `double_loop`.
+then one averaged step x ← x - α mean_S (∇_x f_m - ∇²_xy g_m u). A client sends the values and positions of its entries;
+e_m stays with it from step to step. For the weighted problem a client multiplies its gradient by M w_m before compressing
+it, since entries that clients compress differently cannot be weighted later; the other averages are those of `double_loop`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class CommFedBiO(DoubleLoop):
 
     @at_client
     def first_residual(self, client: Client, u: Array) -> Array:
-        """Nothing is left out yet."""
+        """The first e_m: nothing has been left out yet."""
         return u
 
     @at_client
     def compressed_gradient(self, client: Client, x: Array, y: Array, u: Array, residual: Array) -> tuple[Sparse, Array]:
-        """C_m and the new e_m; they stay here."""
+        """C_m and the new e_m, which stay at the client."""
         gradient = client.problem.gyy(x, y, client.batch(0), u) - client.problem.fy(x, y, client.batch(1))
         return compressed(client.weight * gradient, residual, self.one_in)
 

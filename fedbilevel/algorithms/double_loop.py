@@ -1,6 +1,6 @@
-"""What the double-loop algorithms share: rounds that bring y nearer to y*(x), and rounds for x.
+"""What the double-loop algorithms share: rounds that bring y closer to y*(x), and rounds that move x.
 
-Lower solvers, one round each except where noted, S fresh in every round:
+Lower solvers; an application draws a fresh S and takes one round except where noted:
 
     sgd        y ← y - β mean_S ∇_y g_m(x, y)
     fedavg     τ local steps y_m ← y_m - β ∇_y g_m(x, y_m), then their average
@@ -11,10 +11,10 @@ Upper round (FedNest's FedOut, FBO-AggITD's Algorithm 4), given the hypergradien
 
     τ local steps x_m ← x_m - α (h - ∇_x f_m(x, y) + ∇_x f_m(x_m, y)), then their average
 
-Averages estimate Σ_m w_m of all clients from those in S (`Cohort.mean`), so that weights mean what they say for any S:
-gradients count (M/|S|) w_i times; iterates likewise by their distance from where they started, with corrected steps from
-y - τ β q (x - τ α h), where q (h) alone leads, as it is averaged already. For τ = 1 a corrected round is then right on
-average; for τ > 1 it is so up to order β², for equal weights too, as q and the corrections to it come from one S.
+Averages estimate the weighted sum over all clients from those in S (`Cohort.mean`), so that weights keep their meaning for
+any S. Gradients count (M/|S|) w_i times, and so do the distances of iterates from their start. For corrected steps the start
+is y - τ β q (x - τ α h), where q (h), already averaged, would lead on its own. A corrected round with τ = 1 is then right on
+average; with τ > 1 it is right up to order β², for equal weights too, since q and the corrections to it come from one S.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | floa
 def neumann_hypergradient(
     client: Client, x: Array, y: Array, step: Array | float, terms: int, first: Any = 0, times: int = 1
 ) -> Array:
-    """∇_x f - ∇²_xy g · neumann(∇²_yy g, ∇_y f): a client's own hypergradient, from its own data alone.
+    """∇_x f - ∇²_xy g · neumann(∇²_yy g, ∇_y f): the hypergradient of a client's own data alone.
 
-    Every derivative has a minibatch of its own, of this call's `first` to `first + terms`, `times` as large as usual.
+    Every derivative has its own minibatch, numbers `first` to `first + terms` of this call, each `times` the usual size.
     """
     problem, direct = client.problem, client.batch(first + 1, times)
 
@@ -45,7 +45,7 @@ def neumann_hypergradient(
 def local_direction(client: Client, z: Pair, step: Array | float, order: int, k: Any, times: int = 1) -> Pair:
     """(Φ, ∇_y g) at z, with Φ the client's own hypergradient by a Neumann series of `order` + 1 terms.
 
-    Every derivative has a minibatch of its own, of the k-th set of them in this call, `times` as large as usual.
+    Every derivative has its own minibatch from the k-th set of this call, each `times` the usual size.
     """
     terms = order + 1
     first = k * (terms + 2)
@@ -54,9 +54,9 @@ def local_direction(client: Client, z: Pair, step: Array | float, order: int, k:
 
 
 def corrected_descent(gradient: Callable[[Array, Any], Array], start: Array, direction: Array, step: Any, steps: int) -> Array:
-    """`steps` of v ← v - step (∇(v; B_k) - ∇(start; B_k) + direction): local steps, their drift corrected as in SVRG.
+    """`steps` of v ← v - step (∇(v; B_k) - ∇(start; B_k) + direction): local steps whose drift is corrected as in SVRG.
 
-    `gradient(v, k)` is the gradient on the k-th minibatch B_k; `direction` the averaged gradient at the start.
+    `gradient(v, k)` is the gradient on the k-th minibatch B_k; `direction` is the averaged gradient at the start.
     """
 
     def local_step(k: Any, v: Array) -> Array:
@@ -72,12 +72,12 @@ class Sparse(NamedTuple):
     places: Array
 
     def dense(self, size: int) -> Array:
-        """The vector; rows of entries are added up."""
+        """The full vector; several rows of entries are added up."""
         return jnp.zeros(size, self.values.dtype).at[self.places.ravel()].add(self.values.ravel())
 
 
 def compressed(v: Array, residual: Array, one_in: int) -> tuple[Sparse, Array]:
-    """The largest of the entries of v + residual, one in so many, and the residual that is left for the next time.
+    """The largest entries of v + residual, one in `one_in`, and the residual that is left for the next call.
 
     Top-k with error feedback: Stich, Cordonnier and Jaggi, Sparsified SGD with memory, 2018.
     """

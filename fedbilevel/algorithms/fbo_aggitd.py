@@ -13,9 +13,10 @@ no q, y^{t+1} and z travel together, and with sgd the server moves y along q its
 Algorithm 1 lacks λ, which the closed form below it has; line 15's z^{N-1} is the last aggregated z.)
 
 The paper's S is all clients. With a sampled S the step is biased, for equal weights too: y^{t+1}, z and h are products of
-averages over one S, and the mean of a product is not the product of the means. On a heterogeneous quadratic h is on average
-22, 10 and 5 % off with 1, 2 and 3 of 7 clients. Each average by itself is right for any weights: q and h as gradients are,
-z ← z - λ Σ_{i∈S} (M/|S|) w_i ∇²_yy g_i z, y and x as in `double_loop`; so with everyone the weighted problem is solved.
+averages over one S, and the mean of a product is not the product of the means. On a heterogeneous quadratic h is off by
+22, 10 and 5 % on average with 1, 2 and 3 of 7 clients. Each average by itself is right for any weights: q and h like gradients,
+z ← z - λ Σ_{i∈S} (M/|S|) w_i ∇²_yy g_i z, y and x as in `double_loop`. So if everyone takes part,
+the weighted problem is solved.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""FedAvg: trains y on the lower loss alone, with x as it starts. Shows what the upper level gains.
+"""FedAvg: trains y on the lower loss alone and leaves x as it is, to show what the upper level gains.
 
 B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, Communication-Efficient Learning of Deep
 Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
 
     I local steps y_m ← y_m - γ ∇_y g_m(x, y_m),    then y ← y + Σ_{i∈S} (M/|S|) w_i (y_i - y),
 
-the average of the y_i where weights are equal. Where they are not, this is still right on average over S, which an average
-with weights normalised over S is not.
+which is the average of the y_i if weights are equal. If they are not, it is still right on average over S, unlike an average
+whose weights are normalised over S.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 J. Li, F. Huang and H. Huang, Communication-Efficient Federated Bilevel Optimization with Global and Local
 Lower Level Problems, NeurIPS 2023, Algorithm 2 and Eq. (6).
 
-With D of `Problem.direction`, on mutually independent minibatches, all at the values of iteration t,
+With D = `Problem.direction` on mutually independent minibatches, everything at the values of iteration t,
 
     x ← x - η D_x,    y ← y - γ D_y,    u ← P_r(u - τ D_u).
 
-With z = (x, y, u), the average after I steps is z + Σ_{i∈S} (M/|S|) w_i (z_i - z): that of the z_i where weights are equal, and
-where they are not right on average over S, which an average with weights normalised over S is not.
+With z = (x, y, u), the average after I steps is z + Σ_{i∈S} (M/|S|) w_i (z_i - z). If weights are equal, it is the average of
+the z_i; if not, it is still right on average over S, unlike an average whose weights are normalised over S.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Lower Level Problems, NeurIPS 2023, Algorithm 3 and Eq. (11). I local iterations
 
     y_m ← y_m - γ ∇_y g_m(x_m, y_m),    x_m ← x_m - η Φ_m(x_m, y_m),    both at the old values,
 
-then x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is the average of the x_i where weights are equal, and right on average over S
-where they are not; y_m stays. Φ_m is the hypergradient by a Neumann series of Q + 1 terms,
+then x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is the average of the x_i if weights are equal, and right on average over S
+if not; y_m stays at its client. Φ_m is the hypergradient by a Neumann series of Q + 1 terms,
 
     Φ_m = ∇_x f_m - τ ∇²_xy g_m Σ_{q=-1}^{Q-1} Π_{j=Q-q}^{Q} (I - τ ∇²_yy g_m(·; ξ_j)) ∇_y f_m,
 
-every derivative on a minibatch of its own. DistBiO is this with I = 1.
+with a separate minibatch for every derivative. DistBiO is this with I = 1.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class FedBiOLocal(Algorithm):
 
     @at_client
     def own_y(self, client: Client, y: Array) -> Array:
-        """The client's first y, which stays here."""
+        """The client's first y, which stays at the client."""
         return y
 
     @at_client
     def local_point(self, client: Client, x: Array, y: Array) -> Pair:
-        """The client's x and y after its local steps; they stay here."""
+        """The client's x and y after its local steps, which stay at the client."""
 
         def local_step(k: Any, z: Pair) -> Pair:
             d = local_direction(client, z, self.tau, self.neumann_order, k)
@@ -65,7 +65,7 @@ class FedBiOLocal(Algorithm):
 
     @at_client
     def shared(self, client: Client, xy: Pair) -> Array:
-        """The part of them that is averaged."""
+        """x, the part that is averaged."""
         return xy.x
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:

@@ -8,14 +8,14 @@ The point is z = (x, y, u), the momentum d = (ν, ω, q), and with α_t = δ / (
     z⁺ = P_r(z - (η, γ, τ) α_t d),                              averaged over the clients if I divides t;
     d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),                 likewise,
 
-z the client's own point before the averaging, and D of `Problem.direction` on five independent minibatches B, the same
-at both points. (The sentence below the paper's Eq. (6) exchanges the names of ω and ν; Eq. (7) is right.) The first
-momentum is an average too, which the paper's line 2 does not say, and comes from a sampled cohort like any other. The paper
-counts the two averagings as one round; they are two round trips.
+where z is the client's own point before the averaging, and D = `Problem.direction` on five independent minibatches B, the
+same at both points. (The sentence below the paper's Eq. (6) swaps the names of ω and ν; Eq. (7) is right.) The first
+momentum is an average too, which the paper's line 2 does not say, over a sampled cohort like any other. The paper counts the
+two averagings as one round; they are two round trips.
 
-Averaged are increments, z + Σ_{i∈S} (M/|S|) w_i (z_i - z) and likewise d, from what the server had before the step: with equal
-weights these are the averages of the z_i and d_i, and with others they are right on average over S. (The d_i are taken at a
-point that the same S has averaged: with unequal weights their mean is right up to a term of the size of α_t d.)
+What is averaged are increments, z + Σ_{i∈S} (M/|S|) w_i (z_i - z) and likewise for d, from what the server had before the
+step: with equal weights these are the averages of the z_i and d_i, and otherwise they are right on average over S. (The d_i
+are taken at a point that the same S has averaged: with unequal weights their mean is right up to a term of order α_t d.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedbilevel.settings import count, flag, step_size
 
 
 class State(NamedTuple):
-    """The averaged point, its momentum, and the iteration to come."""
+    """The averaged point, its momentum, and the number of the next iteration."""
 
     x: Array
     y: Array
@@ -65,7 +65,7 @@ class FedBiOAcc(WithMomenta):
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 
     def direction(self, client: Client, z: Point, k: Any, times: int = 1) -> Point:
-        """D at z on the k-th minibatches of this call, `times` as large as usual."""
+        """D at z on the k-th minibatches of this call, each `times` the usual size."""
         return client.problem.direction(z, client.five_batches(k, times, self.share_batch))
 
     def moved(self, z: Point, d: Point, t: Array) -> Point:
@@ -81,12 +81,12 @@ class FedBiOAcc(WithMomenta):
 
     @at_client
     def first_momentum(self, client: Client, z: Point) -> Point:
-        """The first d, from minibatches I times the usual."""
+        """The first d, from minibatches of I times the usual size."""
         return self.direction(client, z, 0, self.local_steps)
 
     @at_client
     def local_iterates(self, client: Client, z: Point, d: Point, t: Array) -> tuple[Point, Point]:
-        """z and d after I - 1 iterations; they stay here."""
+        """z and d after I - 1 iterations, which stay at the client."""
 
         def local_step(k: Any, zd: tuple[Point, Point]) -> tuple[Point, Point]:
             z, d = zd

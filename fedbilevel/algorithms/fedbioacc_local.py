@@ -9,9 +9,10 @@ Lower Level Problems, NeurIPS 2023, Algorithm 4. With the momenta ν of x and ω
     ω⁺ = ∇_y g_m(x⁺, y⁺; B) + (1 - c_ω α_t²) (ω - ∇_y g_m(x, y; B)),    never averaged.
 
 DistBiOAcc is this with I = 1. The first ν is averaged, which the paper's line 2 does not say. (Its line 4 also moves
-a u that nothing else in it uses.)
+a u that is used nowhere else.)
 
-Averaged are increments, x + Σ_{i∈S} (M/|S|) w_i (x_i - x) and likewise ν, as in `FedBiOAcc`; the first ν is that of everyone.
+What is averaged are increments, x + Σ_{i∈S} (M/|S|) w_i (x_i - x) and likewise for ν, as in `FedBiOAcc`; the first ν is
+averaged over all clients.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedbilevel.settings import count, step_size
 
 
 class State(NamedTuple):
-    """The averaged x and ν, each client's own (y_m, ω_m), and the iteration to come."""
+    """The averaged x and ν, each client's own (y_m, ω_m), and the number of the next iteration."""
 
     x: Array
     nu: Array
@@ -65,7 +66,7 @@ class FedBiOAccLocal(WithMomenta):
     local_steps: int = count(5, "I, local steps between two averagings")
 
     def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:
-        """(Φ_m, ∇_y g_m) at z on the k-th minibatches of this call, `times` as large as usual."""
+        """(Φ_m, ∇_y g_m) at z on the k-th minibatches of this call, each `times` the usual size."""
         return local_direction(client, z, self.tau, self.neumann_order, k, times)
 
     def moved(self, z: Pair, d: Pair, t: Array) -> Pair:
@@ -81,13 +82,13 @@ class FedBiOAccLocal(WithMomenta):
 
     @at_client
     def first_nu_and_own(self, client: Client, x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
-        """The first ν and (y, ω), from minibatches I times the usual; they stay here."""
+        """The first ν and (y, ω), from minibatches of I times the usual size; they stay at the client."""
         d = self.direction(client, Pair(x, y), 0, self.local_steps)
         return d.x, (y, d.y)
 
     @at_client
     def local_iterates(self, client: Client, x: Array, nu: Array, own: tuple[Array, Array], t: Array) -> Iterates:
-        """The point and its momentum after I - 1 iterations; they stay here."""
+        """The point and its momentum after I - 1 iterations, which stay at the client."""
 
         def local_step(k: Any, zd: Iterates) -> Iterates:
             z, d = zd
@@ -104,7 +105,7 @@ class FedBiOAccLocal(WithMomenta):
 
     @at_client
     def last_nu_and_own(self, client: Client, zd: Iterates, x: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
-        """ν and (y, ω) of the I-th iteration, at the averaged x; they stay here."""
+        """ν and (y, ω) of the I-th iteration, at the averaged x; they stay at the client."""
         z, d = zd
         new = Pair(x, self.moved(z, d, t).y)
         d = self.refreshed(client, d, z, new, t, 0)
@@ -112,7 +113,7 @@ class FedBiOAccLocal(WithMomenta):
 
     @at_client
     def shared(self, client: Client, result: tuple[Array, tuple[Array, Array]]) -> Array:
-        """ν, the part of them that is averaged."""
+        """ν, the part that is averaged."""
         return result[0]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:

@@ -1,25 +1,25 @@
-"""FedMBO and FedNest: a lower solver, a hypergradient estimator and an upper step, each chosen on its own.
+"""FedMBO and FedNest: a lower solver, a hypergradient estimator and an upper step, each chosen separately.
 
 FedMBO: M. Huang, D. Zhang and K. Ji, Achieving Linear Speedup in Non-IID Federated Bilevel Learning, ICML 2023,
 Algorithms 1 and 2 and Eq. (6): lower solver sgd, estimator PHE, x ← x - α h at the server.
 FedNest: D. A. Tarzanagh, M. Li, C. Thrampoulidis and S. Oymak, FedNest: Federated Bilevel, Minimax, and
 Compositional Optimization, ICML 2022: lower solver fedsvrg, estimator IHGP, τ local upper steps.
 
-PHE, n independent chains that travel: chain i draws N_i ~ U{0..N-1} and starts at a sampled client c with
+PHE has n independent chains that travel. Chain i draws N_i ~ U{0..N-1} and starts at a sampled client c with
 
     d_i = ∇_x f_c(x, y),    p_i = (N / ℓ) ∇_y f_c(x, y),
 
-is sent in round l <= N_i to a fresh client c, p_i ← p_i - ∇²_yy g_c(x, y) p_i / ℓ, and ends in a last round at
-a fresh client: H_i = d_i - ∇²_xy g_c(x, y) p_i, h = mean_i H_i. The variance of h falls as 1/n.
+is sent to a fresh client c in each round l <= N_i, p_i ← p_i - ∇²_yy g_c(x, y) p_i / ℓ, and ends in a last round at
+another fresh client: H_i = d_i - ∇²_xy g_c(x, y) p_i, h = mean_i H_i. The variance of h falls as 1/n.
 (Algorithm 2's line 4 has ∇_y f where Eq. (6) has ∇_x f; Algorithm 1's line 11 has y^{k,t-1} for y^{k,t}.)
-A client's derivatives count M w_m times, as each place of a cohort is any client's with probability 1/M: so the estimate
-is unbiased for any weights. A factor is then I - M w_m ∇²_yy g_m / ℓ: ℓ must cover the largest M w_m L_m, L_m the smoothness
-of g_m. A chain whose client is absent skips the factor, so that p_i is too long on average: with dropouts, or where chance
-decides how many take part, PHE is biased for equal weights too.
+A client's derivatives count M w_m times, since each place in a cohort is equally likely to be any client's: so the estimate
+is unbiased for any weights. A factor is then I - M w_m ∇²_yy g_m / ℓ, so ℓ must be at least the largest M w_m L_m, where L_m
+is the smoothness of g_m. A chain whose client is absent skips the factor, so p_i is too long on average: with dropouts, or
+with a random number of participants, PHE is biased, for equal weights too.
 
-IHGP, one chain that all share: N' ~ U{0..N-1}, p = (N / ℓ) mean_S ∇_y f_m, then N' rounds with fresh S of
-p ← p - mean_S ∇²_yy g_m p / ℓ, then h = mean_S (∇_x f_m - ∇²_xy g_m p). Each mean_S is Σ_{i∈S} (M/|S|) w_i, and all S are
-drawn apart: so the estimate is unbiased for any weights and cohorts.
+IHGP has one chain that all share: N' ~ U{0..N-1}, p = (N / ℓ) mean_S ∇_y f_m, then N' rounds with fresh S of
+p ← p - mean_S ∇²_yy g_m p / ℓ, then h = mean_S (∇_x f_m - ∇²_xy g_m p). Each mean_S is Σ_{i∈S} (M/|S|) w_i, and
+every S is drawn independently: so the estimate is unbiased for any weights and cohorts.
 
 (The third estimator of this family, AggITD, rides on the lower solver's own rounds: see `fbo-aggitd`.)
 """
@@ -43,17 +43,17 @@ from fedbilevel.settings import choice, count, flag, step_size
 
 @algorithm
 class FedMBO(DoubleLoop, BiasedBySampling):
-    """A lower solver, then a Neumann estimate of the hypergradient in rounds of its own, then a step on x."""
+    """A lower solver, then a Neumann estimate of the hypergradient in separate rounds, then a step on x."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
 
     lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS, source="the paper's Algorithm 1")
     estimator: str = choice(
-        "phe", "of the hypergradient: n chains, or one that all share", ("phe", "ihgp"), source="the paper's Algorithm 2"
+        "phe", "n chains (phe), or one that all share (ihgp)", ("phe", "ihgp"), source="the paper's Algorithm 2"
     )
-    smoothness: float = step_size(1.0, "ℓ, at least max M w_m L_m, L_m g_m's smoothness in y; 1/ℓ is the Neumann series' step")
+    smoothness: float = step_size(1.0, "ℓ ≥ max M w_m L_m, L_m the smoothness of g_m in y; 1/ℓ is the Neumann series' step")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
-    local_upper: bool = flag(False, "move x in τ corrected local steps, for one round more")
+    local_upper: bool = flag(False, "move x in τ corrected local steps, which take one more round")
 
     @at_client
     def chain_start(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
@@ -82,7 +82,7 @@ class FedMBO(DoubleLoop, BiasedBySampling):
         return client.problem.gyy(x, y, client.batch(), p)
 
     def lengths(self, key: Array, size: int) -> Array:
-        """N_1..N_n of PHE's chains, or N' of the one that IHGP's clients share."""
+        """N_1..N_n of PHE's chains, or N' of IHGP's only chain."""
         return jax.random.randint(key, (size if self.estimator == "phe" else 1,), 0, self.neumann_terms)
 
     def phe(self, x: Array, y: Array, clients: Clients, lengths: Array) -> Array:

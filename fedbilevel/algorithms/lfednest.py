@@ -5,13 +5,13 @@ Optimization, ICML 2022, section on Light-FedNest. After the lower rounds every 
 
     x_m ← x_m - α Φ_m(x_m, y),    Φ_m = ∇_x f_m - ∇²_xy g_m (1/ℓ) Σ_{k<N} (I - ∇²_yy g_m / ℓ)^k ∇_y f_m,
 
-and x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is their average where weights are equal, and right on average over S where
-they are not. The average of the Φ_m is not the hypergradient of the average: where the clients' lower
-levels differ, it converges to a wrong point.
+and x ← x + Σ_{i∈S} (M/|S|) w_i (x_i - x), which is their average if weights are equal, and right on average over S if not.
+The average of the Φ_m is not the hypergradient of the average: where the clients' lower levels differ, the method converges
+to a wrong point.
 
 StocBiO (K. Ji, J. Yang and Y. Liang, Bilevel Optimization: Convergence Analysis and Enhanced Design, ICML 2021) is
 this for one client that holds all data: T steps of SGD on y, then x ← x - α Φ(x, y). A minibatch draws a client with
-probability w_m and then a row of it, and all rows of client m together count w_m, so that it solves the weighted problem.
+probability w_m and then one of its rows, so that all rows of client m together count w_m, as in the weighted problem.
 With equal weights each row counts the same instead, as in the paper: clients with more rows weigh more.
 """
 

@@ -9,14 +9,14 @@ momentum d = (ν, ω), and D = (Φ_m, ∇_y g_m) with Φ_m the Neumann hypergrad
 and x, y and both momenta are averaged every I iterations: as increments, z + Σ_{i∈S} (M/|S|) w_i (z_i - z) and likewise d,
 which is right on average over S for any weights, as in `FedBiOAcc`.
 
-Meant for homogeneous clients: the average of the Φ_m is not the hypergradient of the average, so where the clients'
-lower levels differ it converges to a wrong point.
+This is meant for homogeneous clients: the average of the Φ_m is not the hypergradient of the average, so where the clients'
+lower levels differ the method converges to a wrong point.
 
 AdaFBiO scales the steps, x by 1 / (√a + ρ) and y by 1 / (b + ρ), with a ← k a + (1 - k) ν² and
 b ← k b + (1 - k) |ω| refreshed where the momenta are averaged and frozen in between.
 
 MRBO (J. Yang, K. Ji and Y. Liang, Provably Faster Algorithms for Bilevel Optimization, NeurIPS 2021) is this for one
-client that holds all data, with I = 1. Rows count as in StocBiO, of `LFedNest`.
+client that holds all data, with I = 1. Rows count as in StocBiO (see `LFedNest`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedbilevel.settings import count, flag, real, step_size
 
 
 class State(NamedTuple):
-    """The averaged point and its momentum, a and b if adaptive, and the iteration to come."""
+    """The averaged point and its momentum, a and b if adaptive, and the number of the next iteration."""
 
     x: Array
     y: Array
@@ -68,7 +68,7 @@ class LocalBSGVR(WithMomenta):
     pooled: bool = flag(False, "one client holds all rows: MRBO")
 
     def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:
-        """D at z on the k-th minibatches of this call, `times` as large as usual."""
+        """D at z on the k-th minibatches of this call, each `times` the usual size."""
         return local_direction(client, z, self.tau, self.neumann_order, k, times)
 
     def moved(self, z: Pair, d: Pair, scaling: Tree, t: Array) -> Pair:
@@ -84,7 +84,7 @@ class LocalBSGVR(WithMomenta):
         return storm(self.direction(client, new, k), d, self.direction(client, old, k), keep)
 
     def rescaled(self, d: Pair, a: Array | float = 0.0, b: Array | float = 0.0) -> Tree:
-        """a and b after the averaged momentum d; nothing if not adaptive."""
+        """a and b updated with the averaged momentum d; empty if not adaptive."""
         if not self.adaptive:
             return ()
         k = self.memory
@@ -92,12 +92,12 @@ class LocalBSGVR(WithMomenta):
 
     @at_client
     def first_momentum(self, client: Client, z: Pair) -> Pair:
-        """The first d, from minibatches I times the usual."""
+        """The first d, from minibatches of I times the usual size."""
         return self.direction(client, z, 0, self.local_steps)
 
     @at_client
     def local_iterates(self, client: Client, z: Pair, d: Pair, scaling: Tree, t: Array) -> tuple[Pair, Pair]:
-        """z and d after I - 1 iterations; they stay here."""
+        """z and d after I - 1 iterations, which stay at the client."""
 
         def local_step(k: Any, zd: tuple[Pair, Pair]) -> tuple[Pair, Pair]:
             z, d = zd

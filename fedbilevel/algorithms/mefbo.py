@@ -18,11 +18,11 @@ with one minibatch for f and one for g, and sends up the mean of its τ directio
 h = Σ_{i∈S} (M/|S|) w_i h_i, Eq. (11), makes its own steps λ and projects x on X, y and θ on Y, Eq. (12).
 
 For a given c the method finds a stationary point of Υ_c, not of the bilevel problem: y stays about 1/c away from y*(x)
-and x as far from the solution. A larger c, or a growing one (p > 0), brings it nearer, and makes x slower by the
-same factor. γ must be below 1/ρ where g + ½ρ|y|² is convex in y; the theorems want γ < 1/(2L), with L the smoothness of g.
+and x as far from the solution. A larger c, or a growing one (p > 0), brings it closer, and slows x down by the
+same factor. γ must be below 1/ρ, where g + ½ρ|y|² is convex in y; the theorems need γ < 1/(2L), with L the smoothness of g.
 
-The difference y - θ grows by the factor 1 + (λ_y - λ_θ)/γ in a step, but for what g does, and the step on θ overshoots
-where λ_θ > 2γ: take λ_θ at least λ_y, and below 2γ. The paper's experiments do neither (B.1: γ = 0.015, λ_y = 0.1,
+Apart from what g does, the difference y - θ grows by the factor 1 + (λ_y - λ_θ)/γ in a step, and the step on θ overshoots
+if λ_θ > 2γ: take λ_θ at least λ_y, and below 2γ. The paper's experiments do neither (B.1: γ = 0.015, λ_y = 0.1,
 λ_θ = 0.07) and diverge as written; with 1/γ in γ's place they run, so that is how those numbers are read here.
 """
 
@@ -49,12 +49,12 @@ class Triple(NamedTuple):
     theta: Array
 
     def moved(self, h: Triple, steps: Triple) -> Triple:
-        """After a step along -h."""
+        """The point after a step along -h."""
         return Triple(*(z - step * d for z, d, step in zip(self, h, steps, strict=True)))
 
 
 class State(NamedTuple):
-    """The server's point and the number of steps made."""
+    """The server's point and the number of steps taken."""
 
     x: Array
     y: Array
@@ -81,7 +81,7 @@ class MeFBO(Scheduled):
     proximal: float = step_size(0.5, "γ, of the Moreau envelope")
     schedule: str = choice("fixed", "steps as given, or decreasing as in Theorem C.1", ("fixed", "decreasing"))
     decay: float = real(
-        0.6, "q, where decreasing: λ falls as (t + 1)^-q and η as (t + 1)^-¼; p < (1 - q)/2", above=0.5, most=1, source="ours"
+        0.6, "q, if decreasing: λ falls as (t + 1)^-q and η as (t + 1)^-¼; p < (1 - q)/2", above=0.5, most=1, source="ours"
     )
     local_steps: int = count(1, "τ, local steps in a round", source="the paper's data cleaning")
 
@@ -137,7 +137,7 @@ class MeFBO(Scheduled):
         return 1
 
     def scheduled(self, step: int) -> dict[str, float]:
-        t = max(step - 1, 0)  # step number t + 1 takes place at t
+        t = max(step - 1, 0)  # step number t + 1 uses the values at t
         eta, server = self.client_steps(t), self.server_steps(t)
         return {
             **{f"eta_{name}": float(value) for name, value in eta._asdict().items()},

@@ -8,10 +8,10 @@ server takes q = Σ_{i∈S} (M/|S|) w_i Σ_k D_i^k and moves
 
     x ← x - γ_x q_x,    y ← y - γ_y q_y,    u ← P_r(u - γ_u q_u).
 
-Where clients make unequal numbers τ_m of local steps, those with more weigh more, and SimFBO solves another problem.
+Where clients make unequal numbers τ_m of local steps, those with more weigh more, and SimFBO solves a different problem.
 ShroFBO (the paper's Algorithm 2) has clients send Σ_k D_m^k / τ_m and τ_m, and multiplies the aggregate by
-ρ = Σ_{i∈S} (M/|S|) w_i τ_i, so that all weigh as they should. Here that is ρ = τ + Σ_{i∈S} (M/|S|) w_i (τ_i - τ), with τ the
-least of them: the same on average, and simply τ where all are equal. Both factors come from one S: so with unequal τ_m the
+ρ = Σ_{i∈S} (M/|S|) w_i τ_i, so that all get their proper weight. Here it is ρ = τ + Σ_{i∈S} (M/|S|) w_i (τ_i - τ), with τ the
+smallest of them: the same on average, and simply τ if all are equal. Both factors come from one S, so with unequal τ_m the
 product is biased unless everyone takes part, for equal weights too (8 % on a heterogeneous quadratic with 2 of 6 clients).
 """
 
@@ -46,7 +46,7 @@ class SimFBO(BiasedBySampling):
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     local_steps: int = count(1, "τ, local steps in a round")
     spread: int = count(0, "unequal local steps: client m makes τ_m = τ + m mod (spread + 1)", least=0)
-    rescale: bool = flag(False, "weigh all clients' steps the same: ShroFBO")
+    rescale: bool = flag(False, "give all clients' steps the same weight: ShroFBO")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 
     def steps_of(self, client: Client) -> Array | int:

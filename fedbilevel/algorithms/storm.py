@@ -4,7 +4,7 @@ A. Cutkosky and F. Orabona, Momentum-Based Variance Reduction in Non-Convex SGD,
 
     z⁺ = z - η α_t d,    d⁺ = D(z⁺; B) + (1 - c α_t²) (d - D(z; B)),    α_t = δ / (u₀ + t)^⅓,
 
-with both D on the same minibatch B. Where c α_t² is 1 or more no momentum is kept: that is refused.
+with both D on the same minibatch B. If c α_t² is 1 or more, no momentum is kept; such settings are refused.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedbilevel.settings import settings
 
 
 def storm(at_new: Tree, momentum: Tree, at_old: Tree, keep: Tree) -> Tree:
-    """D(new; B) + keep · (momentum - D(old; B)), with `keep` a number for each part of them."""
+    """D(new; B) + keep · (momentum - D(old; B)), with one number in `keep` for each part."""
     return jax.tree.map(lambda new, m, old, k: new + k * (m - old), at_new, momentum, at_old, keep)
 
 
 class WithMomenta(Scheduled):
-    """An algorithm whose steps fall with α_t, and whose momenta forget c α_t² at a time, for each of its c."""
+    """An algorithm whose steps shrink with α_t, and whose momenta each forget a share c α_t² in an iteration."""
 
     delta: float
     offset: float
@@ -35,7 +35,7 @@ class WithMomenta(Scheduled):
         super().__post_init__()
         forgetting = {name: getattr(self, name) for name in settings(type(self)) if name.startswith("c_")}
         if any(hasattr(number, "aval") for number in (self.delta, self.offset, *forgetting.values())):
-            return  # arrays of JAX pass here as in `check_all`
+            return  # JAX arrays are not checked, as in `check_all`
         for name, c in forgetting.items():
             forgotten = c * (self.delta / (self.offset + 1) ** (1 / 3)) ** 2
             if forgotten >= 1:

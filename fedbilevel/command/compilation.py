@@ -1,4 +1,4 @@
-"""How the command sets JAX's compiler up: programs are remembered between processes, and compile fast."""
+"""How the command sets up JAX's compiler: programs are cached between processes, and compile fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORTH_KEEPING = "0.2"  # seconds that a program must have taken to compile
 def set_up() -> None:
     """Configure JAX through the environment, before it is imported; keep what the user has set.
 
-    A folder that cannot be written or read makes programs compile anew, in silence.
+    If the cache folder cannot be read or written, programs are silently compiled again.
     """
     compile_fast()
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -24,7 +24,7 @@ def set_up() -> None:
 
 
 def compile_fast() -> None:
-    """The second level of optimisation compiles in two thirds of the third's time, to programs as fast as its own."""
+    """Choose the second level of optimisation: it takes two thirds of the third's time, for programs that are as fast."""
     flags = os.environ.get("XLA_FLAGS", "")
     if OPTIMIZATION not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {OPTIMIZATION}=2".strip()

@@ -33,7 +33,7 @@ def fetch(
 
     with _shown() as progress:
         downloaded = fetch(name, to, progress)
-    done = "fetched and checked" if downloaded else "already there, and right"
+    done = "fetched and checked" if downloaded else "already there, and intact"
     say(f"{name}: {done}: {(to or cache_folder()) / name}")
 
 
@@ -51,7 +51,7 @@ def show(
     path = picture_path(out or Path(f"{task}-holdings.png"))
     held = find(TASKS, "task", task).configure(task, assignments("--knob", knob)).build(data_folder(data)).holdings
     if held is None:
-        raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task makes")
+        raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task generates")
     holdings_picture.holdings(held, f"who holds what: {task}", path)
     for purpose, counts in held.counts.items():
         sizes, kinds = (_range(each) for each in (counts.sum(1), (counts > 0).sum(1)))
@@ -67,7 +67,7 @@ def _range(numbers: Any) -> str:
 
 @contextlib.contextmanager
 def _shown() -> Iterator[Callable[[File, int], None]]:
-    """Within it, the function that it gives shows how far a file is: bars on a terminal, lines elsewhere."""
+    """During the block, the function it yields shows how far a download is: bars on a terminal, lines elsewhere."""
     if console.is_terminal:
         bar = Progress(
             TextColumn("{task.description}"),

@@ -20,13 +20,13 @@ class Explained(NamedTuple):
 
 
 def explained(name: str, entry: Entry) -> list[Explained]:
-    """Every setting of what has that name on the command line."""
+    """Every setting of the algorithm or task of that name."""
     cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS else "ours"
     rows = []
     for field, setting in settings(cls).items():
         source = setting.source or ours
         if field in entry.preset:
-            source = f"fixed: makes it {name}"
+            source = f"fixed for {name}"
         elif field in {**entry.defaults, **entry.ours}:
             source = entry.paper if field in entry.defaults else "ours"
         default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))

@@ -1,4 +1,4 @@
-"""`fedbilevel federation`: found one, start its processes, see who is there."""
+"""The commands `fedbilevel federation ...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
 from fedbilevel.settings import nearest
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Real federations: found one, start its processes, see it.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Real federations: create one, start its processes, see who is connected."
+)
 
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar="DIR")]
 
@@ -22,8 +24,8 @@ Folder = Annotated[Path, typer.Argument(help="The federation's folder.", metavar
 def init(
     folder: Folder,
     sites: Annotated[str, typer.Option(help="The sites' names, separated by commas.", metavar="NAME,NAME,...")],
-    host: Annotated[str, typer.Option(help="Name or address by which the sites reach the server.")] = "localhost",
-    port: Annotated[int, typer.Option(help="The one port of the server that sites and researchers dial.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="Name or address at which the sites reach the server.")] = "localhost",
+    port: Annotated[int, typer.Option(help="The server's only port, for sites and researchers.")] = DEFAULT_PORT,
 ) -> None:
     """Make certificates and start-up kits for a server, its sites and a researcher."""
     federation = found(folder, [site.strip() for site in sites.split(",") if site.strip()], host, port)
@@ -40,7 +42,7 @@ def start(
         list[str] | None, typer.Option("--site", help="A site's name, or 'server'; may be repeated. All kits unless given.")
     ] = None,
 ) -> None:
-    """Start the processes of kits that lie in a folder, and keep them running until Ctrl-C."""
+    """Start the processes of the kits in a folder, and keep them running until Ctrl-C."""
     require_flare()
     from fedbilevel.federation.processes import KitProcess, run
 
@@ -56,7 +58,7 @@ def revoke(
     site: Annotated[str, typer.Argument(help="The site's name.")],
     readmit: Annotated[bool, typer.Option("--readmit", help="Let a revoked site in again.")] = False,
 ) -> None:
-    """Shut a site out: it is disconnected, and its certificate opens the door no longer."""
+    """Shut a site out: disconnect it, and no longer accept its certificate."""
     from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)
@@ -69,7 +71,7 @@ def revoke(
 
 @app.command()
 def demo(out: Annotated[Path, option(target, "Folder to write.")] = Path("runs/federation-demo")) -> None:
-    """Run a server and four sites on this machine, and show that their numbers are the simulated ones."""
+    """Run a server and four sites on this machine, and show that their numbers equal those of a simulation."""
     require_flare()
     from fedbilevel.federation.demo import demonstrate
 
@@ -78,7 +80,7 @@ def demo(out: Annotated[Path, option(target, "Folder to write.")] = Path("runs/f
 
 @app.command()
 def status(folder: Folder) -> None:
-    """Say which sites are connected, and which jobs run."""
+    """Show which sites are connected and how many jobs are running."""
     from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)

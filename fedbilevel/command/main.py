@@ -35,7 +35,7 @@ def main() -> None:
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
-        if app(standalone_mode=False) == STOPPED:  # what Typer makes of Ctrl-C
+        if app(standalone_mode=False) == STOPPED:  # Typer's exit code for Ctrl-C
             raise KeyboardInterrupt
     except InputError as error:
         fail(str(error), 2)
@@ -45,7 +45,7 @@ def main() -> None:
         fail(str(error), 1)
     except OSError as error:
         fail(f"{error.filename or 'the file system'}: {error.strerror or error}", 1)
-    except typer.Abort as error:  # what Typer makes of an EOFError, which is no user's stop
+    except typer.Abort as error:  # Typer turns EOFError into this, though no user has stopped anything
         raise error.__cause__ or error from None
     except KeyboardInterrupt:
         fail("stopped", STOPPED)

@@ -1,4 +1,4 @@
-"""What several commands take from their command line."""
+"""What several commands share: their options, and how they print."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def number(text: str) -> float:
 
 
 def target(text: str) -> Path:
-    """A folder to write."""
+    """The path of a folder to write."""
     if not text.strip():
         raise typer.BadParameter("it is empty: name a folder, or leave the option out")
     return Path(text)
 
 
-METAVARS = {"whole": "N", "number": "P", "target": "DIR"}
+METAVARS = {"whole": "N", "number": "NUMBER", "target": "DIR"}
 
 
 def option(parser: Callable[[str], Any], help: str) -> Any:
@@ -63,14 +63,14 @@ TaskName = Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' 
 Rounds = Annotated[int | None, option(whole, "Budget of communication rounds, the same for every algorithm. [1000]")]
 Steps = Annotated[int | None, option(whole, "Number of outer steps instead of rounds.")]
 ClientsPerRound = Annotated[int | None, option(whole, "How many clients take part in a round; all unless given.")]
-ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number.")]
+ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number of clients.")]
 Dropout = Annotated[float | None, option(number, "Probability that a drawn client drops out.")]
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
 Every = Annotated[int, option(whole, "Rounds between two evaluations of the metrics.")]
 ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]
 Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
-Data = Annotated[str, typer.Option(help="Folder of data sets, looked into before $FEDBILEVEL_DATA and your cache folder.")]
+Data = Annotated[str, typer.Option(help="Folder of data sets, searched before $FEDBILEVEL_DATA and your cache folder.")]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run or sweep in the folder.")]
@@ -84,7 +84,7 @@ def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
 
 
 def data_folder(given: str) -> str:
-    """The folder in full, if one is given."""
+    """The full path of the folder, if one is given."""
     return str(existing_folder(given).resolve()) if given else ""
 
 
@@ -102,7 +102,7 @@ def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
 
 
 def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Each algorithm's own values: what is set for it by name wins over what is set for all that have such a field."""
+    """Each algorithm's own values: what is set for it by name overrides what is set for all that have such a field."""
     fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
     values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
     for name, value in sorted(assignments("--set", texts).items(), key=lambda pair: "." in pair[0]):
@@ -132,7 +132,7 @@ class Settings:
 
     @classmethod
     def read(cls, path: Path | None, task: str | None = None) -> Settings:
-        """From a file, if one is given, for a task; `InputError` if it is for another."""
+        """The settings in a file, if one is given; `InputError` if they are for another task."""
         read = read_toml(path, cls) if path else cls()
         if path and task is not None:
             with naming(path):
@@ -152,13 +152,13 @@ SettingsFile = Annotated[
 
 
 def new_folder(name: str) -> Path:
-    """A folder under runs/ that is not there yet."""
+    """A folder under runs/ that does not exist yet."""
     stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
 
 
 def note_changes(began: Path, changes: str) -> None:
-    """Say what is not as it was when something that now goes on began, if anything is."""
+    """Say what has changed since something that is now continued began, if anything has."""
     if changes:
         say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
 
@@ -170,7 +170,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def picture_path(path: Path) -> Path:
-    """The path, if a picture can be written under such a name."""
+    """The path; `InputError` unless its name is that of a picture."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"the picture's name must end in .png, .svg or .pdf; given: {path}")
     return path

@@ -17,7 +17,7 @@ LINES = 10  # plain lines in a run
 
 @contextlib.contextmanager
 def shown(console: Console, configuration: Configuration, headline: str) -> Iterator[Callable[[Snapshot], None]]:
-    """Within it, the function that it gives shows each moment of the run."""
+    """During the block, the function it yields shows each moment of the run."""
     options = configuration.options
     total = options.rounds or options.steps or 0
     unit = "round" if options.rounds else "step"
@@ -74,7 +74,7 @@ class _Lines:
 
 def _value(headline: str, moment: Snapshot) -> str:
     metrics = moment.metrics or {}
-    name = headline if headline in metrics else "upper_loss"  # what sites have of their own may have no known truth
+    name = headline if headline in metrics else "upper_loss"  # a truth may not be known for the sites' own data
     value = metrics.get(name)
     return f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
 
@@ -94,7 +94,7 @@ def _bar(console: Console, unit: str) -> Progress:
 
 @contextlib.contextmanager
 def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Within it, the function that it gives shows how many of some equal things are done, and a word on those under way."""
+    """During the block, the function it yields shows how many items are done, and a word on those in progress."""
     if console.is_terminal:
         with _bar(console, unit) as bar:
             task = bar.add_task(name, total=total, headline="")

@@ -45,11 +45,11 @@ def watch(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; a free one unless given.", min=0, max=65535)] = 0,
     open_: Open = False,
 ) -> None:
-    """Serve the page of runs that are going on, to this machine alone; it updates itself. Ctrl-C ends it."""
+    """Serve a page of runs in progress, to this machine only; it updates itself. Ctrl-C ends it."""
     from fedbilevel.report.page_data import contents
     from fedbilevel.report.watch import PageServer
 
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader who closes the page does not end it
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # closing the page must not end the server
     _found([directory])
     with PageServer(lambda: contents(*_found([directory])), port) as server:
         say(f"page: {server.url} (Ctrl-C ends it)")
@@ -61,7 +61,7 @@ def watch(
 
 def compare(
     directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
-    out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG in any case.")] = Path("comparison.png"),
+    out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG are always written.")] = Path("comparison.png"),
     style: Look = "screen",
 ) -> None:
     """Show runs side by side, as a table and a picture."""
@@ -75,7 +75,7 @@ def compare(
     curves = read([folder for directory in directories for folder in RunFolder.find(directory)])
     headlines = sorted({curve.headline for curve in curves})
     if len(headlines) > 1:
-        raise InputError(f"the runs are judged by {' and '.join(headlines)}: compare runs of one kind of task")
+        raise InputError(f"the runs' main metrics are {' and '.join(headlines)}: compare runs of one kind of task")
     written = draw(curves, out, look)
     console.print(table(curves))
     say(f"pictures: {', '.join(map(str, written))}")

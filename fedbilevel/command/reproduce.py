@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedbilevel.report.styles import Style
     from fedbilevel.runs.reproductions.study import Study
 
-PUBLISHED_WIDTH = 1600  # pixels: a picture in the repository is to be looked at, the one beside the runs to be printed
+PUBLISHED_WIDTH = 1600  # pixels: pictures in the repository are for screens, those beside the runs for print
 
 
 def reproduce(
@@ -26,10 +26,10 @@ def reproduce(
     list_: Annotated[bool, typer.Option("--list", help="Name the tables and figures.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A reduced size on bundled data, in about a minute.")] = False,
     tune: Annotated[
-        bool, typer.Option("--tune", help="First choose every method's hyperparameters anew, over its grid.")
+        bool, typer.Option("--tune", help="First choose every method's hyperparameters again, over its grid.")
     ] = False,
     publish: Annotated[
-        bool, typer.Option("--publish", help="Put the results beside the plan, and write RESULTS.md anew.")
+        bool, typer.Option("--publish", help="Put the results beside the plan, and rewrite RESULTS.md.")
     ] = False,
     style: Look = "screen",
     data: Data = "",
@@ -37,7 +37,7 @@ def reproduce(
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
     out: Out = None,
 ) -> None:
-    """Run a table or a figure of a paper, and put ours beside the paper's numbers.
+    """Run a paper's table or figure, and put our numbers beside the paper's.
 
     What is finished is not run again: the same command continues where it stopped.
     """
@@ -52,7 +52,7 @@ def reproduce(
         return
     plan = read(name, folder)
     if quick and (tune or publish):
-        raise InputError("--quick is for a look: leave out --tune and --publish")
+        raise InputError("--quick is only for a first look: leave out --tune and --publish")
     if settings and publish:
         raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
@@ -99,7 +99,7 @@ def _execute(study: Study, tune: bool) -> None:
             study.run(observe)
             show(total, "")
     except Interrupted as interrupted:
-        fail(f"stopped; the same command goes on with what is missing in {study.path}", 128 + interrupted.signum)
+        fail(f"stopped; the same command continues with what is missing in {study.path}", 128 + interrupted.signum)
 
 
 def _conclude(study: Study, look: Style, reduced: bool) -> None:
@@ -127,7 +127,7 @@ def _conclude(study: Study, look: Style, reduced: bool) -> None:
     console.print(table)
     console.print(Markdown(comparison))
     if reduced:
-        console.print("note: a reduced size on other data than the paper's: not to be compared with its numbers")
+        console.print("note: this is a reduced size on other data than the paper's: do not compare it with the paper's numbers")
     say(f"\nruns: {path}\ntable: {path / 'results.csv'}, {path / 'results.md'}")
     say(f"pictures: {', '.join(map(str, pictures))}")
 

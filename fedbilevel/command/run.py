@@ -85,7 +85,7 @@ def run(
     out: Out = None,
     force: Force = False,
 ) -> None:
-    """Run algorithms on a task, with the same budget each, and compare them."""
+    """Run algorithms on a task, each with the same budget, and compare them."""
     from fedbilevel.runs.configuration import Configuration
     from fedbilevel.runs.options import RunOptions
 
@@ -118,7 +118,7 @@ def run(
 
 
 def demo(out: Out = None, force: Force = False) -> None:
-    """Clean noisy labels across ten clients with FedBiOAcc, and FedAvg on the same data beside it."""
+    """Clean noisy labels across ten clients with FedBiOAcc, and compare it with FedAvg on the same data."""
     console.print(
         "Ten clients hold handwritten digits. 40 % of their training labels were replaced by random ones, and each client's "
         "few clean samples are of one class only. With FedBiOAcc they learn together which samples to trust; "
@@ -170,13 +170,13 @@ def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, 
     sites = Federation.read(folder).sites
     if "clients" in settings_of(TASKS[task].load()) and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
         raise InputError(
-            f"the federation has {len(sites)} sites, and {task} was given clients={knobs['clients']}: leave it out"
+            f"the federation has {len(sites)} sites, but {task} was given clients={knobs['clients']}: leave it out"
         )
     return knobs
 
 
 def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:
-    """Run it here, or on the federation that it is for."""
+    """Run it here, or on its federation."""
     where = folder.configuration.federation
     if not where:
         folder.execute(stop, observe)

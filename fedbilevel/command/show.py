@@ -19,7 +19,7 @@ from fedbilevel.tasks.data.datasets import SETS
 
 
 def list_() -> None:
-    """Name the algorithms, the tasks and the data sets, a line each."""
+    """List the algorithms, the tasks and the data sets, one on each line."""
     for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
         console.print(title, style="bold")
         for name, entry in table.items():

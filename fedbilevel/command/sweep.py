@@ -52,10 +52,11 @@ def sweep(
     grid: Annotated[
         list[str],
         typer.Option(
-            "--grid", help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2: the same for both."
+            "--grid",
+            help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2=... is for both.",
         ),
     ],
-    seeds: Annotated[int, option(whole, "Runs of every cell.")] = 3,
+    seeds: Annotated[int, option(whole, "Runs of every cell, each with its own seed.")] = 3,
     by: Annotated[str, typer.Option(help="The metric to rank cells by; the task's own unless given.")] = "",
     rounds: Rounds = None,
     steps: Steps = None,
@@ -72,7 +73,7 @@ def sweep(
     out: Out = None,
     force: Force = False,
 ) -> None:
-    """Run a grid of hyperparameters with several seeds each, small runs as one program, and find the best."""
+    """Run a grid of hyperparameters with several seeds each, and find the best; small runs share one program."""
     look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import find
@@ -111,7 +112,7 @@ def sweep(
 
 
 def continue_sweep(directory: Path, style: Style) -> None:
-    """Run what is missing of a sweep."""
+    """Run what is missing in a sweep."""
     from fedbilevel.runs.sweeps.folder import SweepFolder
 
     _execute(SweepFolder(directory), style)

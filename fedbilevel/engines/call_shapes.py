@@ -77,7 +77,7 @@ def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
     taken = {str(s.arguments) for s in known.get(name, ()) if s.arguments != given}
     if not any(s.arguments == given for s in known.get(name, ())):
         wanted = " or ".join(sorted(taken)) or "no call at all"
-        raise InputError(f"{name} was called with {given}, but this algorithm's takes {wanted}: refused")
+        raise InputError(f"{name} was called with {given}, but in this algorithm it takes {wanted}: refused")
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:
@@ -93,7 +93,7 @@ def check_result(known: CallShapes, name: str, value: Tree) -> None:
     given = Shape.of(value)
     if not any(s.result == given for s in known.get(name, ())):
         wanted = " or ".join(sorted({str(s.result) for s in known.get(name, ())})) or "nothing"
-        raise InputError(f"{name} was answered with {given}, but this algorithm's returns {wanted}: refused")
+        raise InputError(f"{name} returned {given}, but in this algorithm it returns {wanted}: refused")
 
 
 def check_finite(what: str, tree: Tree) -> None:

@@ -1,1 +1,1 @@
-"""Runs: their options, the experiment, its folder, and sweeps and reproductions made of many."""
+"""Runs: their options, the experiment, its folder, and sweeps and reproductions, which consist of many runs."""

@@ -1,4 +1,4 @@
-"""A checkpoint: where a run stood between two steps, in a file that tells whether it is whole and whose it is.
+"""A checkpoint: a run between two steps, in a file that shows whether it is intact and which run it belongs to.
 
 The file is a line that says what it is, a line with the SHA-256 of the rest, and the values in the engines' wire format.
 """
@@ -22,24 +22,24 @@ MAGIC = b"fedbilevel checkpoint 1\n"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to continue from there."""
+    """Everything needed to continue a run."""
 
     run: str  # the fingerprint of its configuration
     step: int
     totals: Totals
     seconds: float
     leaves: Sequence[np.ndarray]  # of the state
-    reported: Mapping[str, float | None] = field(default_factory=dict)  # by the last step
-    rows: int | None = None  # of metrics until there; checkpoints of version 0.1 do not say
+    reported: Mapping[str, float | None] = field(default_factory=dict)  # what the last step reported
+    rows: int | None = None  # how many rows of metrics precede it; version 0.1 did not say
 
     def encoded(self) -> bytes:
-        """What the file holds."""
+        """The content of the file."""
         payload = wire.encode({**vars(self), "totals": list(self.totals)})
         return MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
 
     @classmethod
     def read(cls, file: Path, run: str) -> Checkpoint:
-        """The run's checkpoint; `InputError` if the file is damaged or not of this run."""
+        """The run's checkpoint; `InputError` if the file is damaged or belongs to another run."""
         data = read_bytes(file)
         if not data.startswith(MAGIC):
             raise InputError(f"{file} is not a checkpoint of fedbilevel: remove it to start this run over")

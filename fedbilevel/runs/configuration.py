@@ -29,7 +29,7 @@ ROUND_TIMEOUT = 300.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Names and plain values only, so that it can be written down and read back."""
+    """Names and plain values only, so that it can be stored and read back."""
 
     task: str
     knobs: Mapping[str, Scalar]
@@ -60,7 +60,7 @@ class Configuration:
         federation: str = "",
         round_timeout: float = ROUND_TIMEOUT,
     ) -> Configuration:
-        """With every default filled in; a task's own settings for an algorithm go before the algorithm's defaults."""
+        """A configuration with every default filled in; a task's settings for an algorithm override its defaults."""
         entry = find(TASKS, "task", task)
         suited = suited_to(entry.load().suited, task, algorithm)
         knobs = dataclasses.asdict(entry.configure(task, knobs))
@@ -73,7 +73,7 @@ class Configuration:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Configuration:
-        """From what `plain` gave; `InputError` if it is something else."""
+        """The configuration from what `plain` returned; `InputError` if it is anything else."""
         own = {field.name for field in dataclasses.fields(cls)} - {"options"}
         options = {name: value for name, value in values.items() if name not in own}
         read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
@@ -105,7 +105,7 @@ class Configuration:
 
 
 def _data_folder(name: str, given: str) -> str:
-    """Where a task's data set is now, in full, so that a run finds it whatever the environment is when it goes on."""
+    """The full path of a task's data set, so that a resumed run finds it whatever the environment is then."""
     return str(folder_of(name, given)) if name in SETS and SETS[name].get else given
 
 
@@ -115,5 +115,5 @@ def _precision() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _built(name: str, knobs: tuple[tuple[str, Any], ...], data: str) -> Task:
-    """One task for all algorithms that are compared on it."""
+    """The task, built once for all algorithms that are compared on it."""
     return configure(find(TASKS, "task", name).load(), name, dict(knobs)).build(data)

@@ -1,4 +1,4 @@
-"""What the clients compute: gradients and second-order products, counted by running each algorithm on no numbers.
+"""What the clients compute: gradients and second-order products, counted by running each algorithm without numbers.
 
 A *gradient* is one of ∇_x f, ∇_y f, ∇_x g, ∇_y g of one client on one minibatch; a *second-order product* is ∇²_yy g · v
 or ∇²_xy g · v on one. A minibatch n times as large counts n times. Which client functions a step calls, and at how many
@@ -39,7 +39,7 @@ class Work(NamedTuple):
 
 
 class Tally:
-    """The work of a simulated experiment until any step, for any seed; what was counted once is kept."""
+    """The work of a simulated experiment up to any step, for any seed; what has been counted is kept."""
 
     def __init__(self, experiment: Experiment):
         self.experiment = experiment
@@ -50,7 +50,7 @@ class Tally:
         self._until: dict[int, list[Work]] = {}
 
     def at(self, steps: Sequence[int], seed: int | None = None) -> list[Work]:
-        """The work until each of these steps, with the experiment's own seed unless another is given."""
+        """The work up to each of these steps, with the experiment's own seed unless another is given."""
         seed = self.experiment.options.seed if seed is None else seed
         key = randomness.key(seed)
         until = self._until.setdefault(seed, [])
@@ -95,7 +95,7 @@ def _work(counted: Traffic) -> Work:
 
 @dataclass(frozen=True)
 class CountingProblem(Problem):
-    """A problem whose derivatives are zero, and counted; in place of a batch it takes the batch's size."""
+    """A problem whose derivatives are zero and are counted; instead of a batch it takes the batch's size."""
 
     counted: Counter[str] = field(default_factory=Counter)
 
@@ -123,7 +123,7 @@ class CountingProblem(Problem):
 
 
 class CountingClient:
-    """Stands in for a `Client`: its batches are their sizes, in usual minibatches."""
+    """Stands in for a `Client`; its batches are just their sizes, in multiples of the usual minibatch."""
 
     def __init__(self, problem: CountingProblem, m: int, full_batches: bool):
         self.problem, self._m, self._full_batches = problem, m, full_batches
@@ -132,7 +132,7 @@ class CountingClient:
 
     @property
     def number(self) -> Array:
-        """m, as of `Client`."""
+        """See `Client.number`."""
         self.differs = True
         return jnp.asarray(self._m)
 
@@ -141,9 +141,9 @@ class CountingClient:
         return 1 if self._full_batches else times
 
     def five_batches(self, k: Any = 0, times: int = 1, shared: bool = False) -> FiveBatches:
-        """See `Client.batch`."""
+        """See `Client.five_batches`."""
         return FiveBatches(*[cast(Any, self.batch(k, times))] * 5)
 
     def whole(self) -> int:
-        """As of `Client`: one batch."""
+        """See `Client.whole`; it counts as one batch."""
         return 1

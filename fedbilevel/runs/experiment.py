@@ -36,14 +36,14 @@ Numbers = dict[str, float | None]  # by name; None: not finite
 
 
 class Snapshot(NamedTuple):
-    """A moment of a run: what the server holds, and what it took to get there; its metrics where they are due."""
+    """A moment of a run: what the server holds, and what it took to get there; with metrics if they are due."""
 
     state: Any
     step: int
     totals: Totals
     seconds: float
     metrics: Numbers | None = None
-    reported: Numbers = {}  # noqa: RUF012 (nobody changes it) what the algorithm said about the last step
+    reported: Numbers = {}  # noqa: RUF012 (never modified) what the algorithm reported about the last step
 
     def row(self) -> Numbers:
         """The numbers of this moment, by name."""
@@ -51,7 +51,7 @@ class Snapshot(NamedTuple):
         return {**counters, **(self.metrics or {}), **self.reported}
 
 
-BEFORE = Snapshot(None, 0, Totals(), 0.0)  # the run's start
+BEFORE = Snapshot(None, 0, Totals(), 0.0)  # before the run starts
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Experiment:
         require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
             raise InputError(
-                f"{kind.__name__} is for a {kind.lower_level} lower level and the task has a {task.lower_level} one: choose "
+                f"{kind.__name__} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: choose "
                 f"one of {', '.join(n for n, e in ALGORITHMS.items() if e.load().lower_level == task.lower_level)}"
             )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
@@ -88,7 +88,7 @@ class Experiment:
             )
 
     def caveats(self) -> list[str]:
-        """What the algorithm assumes and the run does not fulfil, a sentence each."""
+        """What the algorithm assumes but the run does not satisfy, a sentence each."""
         kind, bias = type(self.algorithm), self.algorithm.bias(self.task.population, self.engine.participation)
         found = [bias] if bias else []
         if kind.needs_strong_convexity and not self.task.strongly_convex:
@@ -103,14 +103,14 @@ class Experiment:
         return self.engine.save(moment.state, moment.step)
 
     def restored(self, arrays: list[np.ndarray]) -> Any:
-        """The state from what `saved` gave; `InputError` if the arrays do not belong to this run. May raise `Diverged`."""
+        """The state from what `saved` returned; `InputError` if the arrays do not belong to this run. May raise `Diverged`."""
         with self._finite(BEFORE):
             return self.engine.restore(arrays, self.algorithm, self.task.x, self.task.y, self._key(0))
 
     def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
-        """The moments of the run, the last one at its end; from `start` on if that is given.
+        """The moments of the run up to its end; from `start` on if that is given.
 
-        There is one about every quarter of a second, and one wherever metrics are due. Raises `Diverged`.
+        There is one about every quarter of a second, and one whenever metrics are due. Raises `Diverged`.
         """
         options, began = self.options, time.perf_counter()
         if start is None:
@@ -152,7 +152,7 @@ class Experiment:
 
     @contextlib.contextmanager
     def _finite(self, moment: Snapshot) -> Iterator[None]:
-        """Within it, a value that is not finite on its way to or from clients is divergence."""
+        """During the block, treat a value that is not finite on its way to or from clients as divergence."""
         try:
             yield
         except NotFinite as error:
@@ -163,7 +163,7 @@ class Experiment:
         return numbers({**made.reported, **self.algorithm.scheduled_at(int(made.step))})
 
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
-        """The moment with these metrics; raises `Diverged` where a loss is above the bound."""
+        """The moment with these metrics; raises `Diverged` if a loss is above the bound."""
         metrics, bound = numbers(values), self.options.loss_bound
         for name in LOSSES:
             if metrics[name] is None and moment.step == 0:
@@ -176,7 +176,7 @@ class Experiment:
         return moment._replace(metrics=metrics)
 
     def advice(self, moment: Snapshot, what: str) -> str:
-        """What to say of a run that diverges."""
+        """The message about a run that has diverged."""
         sizes = ", ".join(f"{name} = {value:g}" for name, value in self.algorithm.step_sizes(moment.step).items())
         return (
             f"{type(self.algorithm).__name__} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "

@@ -1,4 +1,4 @@
-"""Files and folders that several processes use and a crash may leave at any point: locks, and atomic writes."""
+"""Locks and atomic writes, for files and folders that several processes use and that must survive a crash at any point."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fedbilevel.errors import InputError
 
 @contextlib.contextmanager
 def locked(path: Path, by: str = "") -> Iterator[None]:
-    """One process at a time runs in the folder; the lock ends with the process, however that ends.
+    """Let only one process at a time run in the folder; the lock ends with the process, however that ends.
 
-    A file of the folder's by which it is locked makes a lock of its own, for whoever has others run there.
+    Locking a file of the folder, named in `by`, is independent of locking the folder: it is for a process that has another
+    one run there.
     """
     lock = os.open(path / by, os.O_RDONLY)
     try:
@@ -30,7 +31,7 @@ def locked(path: Path, by: str = "") -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process runs in the folder."""
+    """Whether a process is running in the folder."""
     try:
         with locked(path):
             return False
@@ -38,17 +39,17 @@ def is_locked(path: Path) -> bool:
         return True
 
 
-def require_place(path: Path, *others: str) -> None:
-    """Raise `InputError` unless a folder can be there without a file of others, by their names' patterns."""
+def require_place(path: Path, *patterns: str) -> None:
+    """Raise `InputError` if the path cannot be a folder, or holds a file that matches one of the patterns."""
     if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
         raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
-    for pattern in others:
+    for pattern in patterns:
         for file in path.glob(pattern):
             raise InputError(f"{file.parent} already holds something else ({file.name}): choose another --out")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by new content: whoever looks, after whatever crash, sees the old or the new one whole."""
+    """Replace a file's content so that a reader sees all of the old or all of the new, even after a crash."""
     temporary = path.with_name(f".{path.name}.new")
     try:
         with temporary.open("wb") as file:

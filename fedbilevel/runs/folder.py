@@ -3,11 +3,11 @@
 config.json       the resolved configuration, and the versions it ran with
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
-x.npy             the x in it, for whoever looks at the run
+x.npy             its x, for reports
 result.json       how the run ended: finished, or diverged and why
 
 Several runs that begin together are subfolders of one folder. While their configurations are written, it holds
-starting.json, which has them all: so they begin all or none, whenever a kill comes.
+starting.json with all of them, so that either all or none begin, whenever a kill comes.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ STARTING = "starting.json"
 
 @dataclass(frozen=True)
 class Beginning:
-    """What `config.json` holds; of old runs not all of it."""
+    """What `config.json` holds; that of old runs lacks some of it."""
 
-    configuration: Mapping[str, Any]  # as `Configuration.plain` gives it
+    configuration: Mapping[str, Any]  # as `Configuration.plain` returns it
     versions: Mapping[str, str] = field(default_factory=dict)
     bytes_per_float: int = 4
-    identity: str = ""  # what tells this run from all others, also from one with the same configuration
+    identity: str = ""  # distinguishes this run from all others, even with the same configuration
 
 
 class Result(TypedDict):
-    """What `result.json` holds, beside the last row of a run that finished."""
+    """What `result.json` holds, besides the last row of a run that finished."""
 
     status: Literal["finished", "diverged"]
     reason: NotRequired[str]  # of divergence
@@ -68,9 +68,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Mapping[Path, Configuration], force: bool = False) -> list[RunFolder]:
-        """New runs, all or none; a folder that holds one is refused unless `force`, which removes that run's files.
+        """Create new runs, all or none; a folder that holds a run is refused unless `force`, which removes that run's files.
 
-        Several are to be subfolders of one folder.
+        Several runs must be subfolders of one folder.
         """
         parent = next(iter(runs)).parent
         cls.complete(parent)
@@ -127,31 +127,31 @@ class RunFolder:
 
     @property
     def configuration(self) -> Configuration:
-        """As it was resolved when the run began."""
+        """The configuration as it was resolved when the run began."""
         stored = self._beginning().configuration
         with naming(self.path / "config.json"):
             return Configuration.read(stored)
 
     @property
     def bytes_per_float(self) -> int:
-        """Of the numbers that the run sends."""
+        """The size of a number that the run sends."""
         return self._beginning().bytes_per_float
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of what the run began with."""
+        """The versions that the run began with."""
         return self._beginning().versions
 
     @property
     def identity(self) -> str:
-        """What tells this run from all others, also from one with the same configuration."""
+        """Distinguishes this run from all others, even with the same configuration."""
         return self._beginning().identity
 
     def _beginning(self) -> Beginning:
         return read_json(self.path / "config.json", Beginning)
 
     def holds(self, identity: str) -> bool:
-        """Whether the folder still holds the run of this identity."""
+        """Whether the folder still holds the run with this identity."""
         with contextlib.suppress(InputError):
             return self.identity == identity
         return False
@@ -163,7 +163,7 @@ class RunFolder:
         return read_json(file, Result) if file.exists() else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics so far; a line that a kill cut off is left out."""
+        """The metrics so far; a line cut off by a kill is left out."""
         return list(self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -171,12 +171,12 @@ class RunFolder:
         return read_json_lines(file, Row, lambda row: check_row(row, options)) if file.exists() else iter(())
 
     def x(self) -> np.ndarray | None:
-        """x as of the newest checkpoint; None where there is none."""
+        """x at the newest checkpoint; None if there is none."""
         file = self.path / "x.npy"
         return read_array(file) if file.exists() else None
 
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
-        """The run as of its newest checkpoint, with a state of the experiment that runs it; None where there is none."""
+        """The run at its newest checkpoint, with a state for this experiment; None if there is no checkpoint."""
         stored = self._stored()
         return self._restored(stored, experiment) if stored else None
 
@@ -192,7 +192,7 @@ class RunFolder:
         return Snapshot(state, stored.step, stored.totals, stored.seconds, reported=dict(stored.reported))
 
     def _rows_until(self, stored: Checkpoint) -> list[dict[str, Any]]:
-        """The rows that were written before a checkpoint; `InputError` if some of them are not there any more."""
+        """The rows that were written before a checkpoint; `InputError` if some of them are missing."""
         if stored.rows is None:
             kept, wanted = [row for row in self._rows() if row["step"] <= stored.step], 1
         else:
@@ -213,7 +213,7 @@ class RunFolder:
     ) -> None:
         """Run from the checkpoint, or from the start, to the end. Raises `Diverged` or `Interrupted`.
 
-        The experiment is what the configuration describes; it is given where a federation is to take its steps.
+        The experiment is the one that the configuration describes unless given: by a federation, whose sites take its steps.
         """
         if self.result is not None:
             return
@@ -256,7 +256,7 @@ class RunFolder:
 
     def _require(self, identity: str) -> None:
         if not self.holds(identity):
-            raise InputError(f"{self.path} was given to another run while this one was at work: choose another --out")
+            raise InputError(f"{self.path} was taken over by another run while this one was running: choose another --out")
 
     def _finish(self, result: dict[str, Any], identity: str) -> None:
         self._require(identity)

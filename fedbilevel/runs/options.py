@@ -36,11 +36,11 @@ class RunOptions:
 
     @classmethod
     def read(cls, owner: str, values: Mapping[str, Any]) -> RunOptions:
-        """From a file's or a command's values; `InputError` in one line for a name or a value that cannot be used."""
+        """The options from a file's or a command's values; `InputError` for a name or a value that cannot be used."""
         return configure(cls, owner, values)
 
     def otherwise(self, defaults: Mapping[str, Any]) -> RunOptions:
-        """With defaults where nothing is given; a probability to take part stands in for a number of clients."""
+        """The options with defaults for what is not given; a probability of taking part replaces the number of clients."""
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.bernoulli is not None:
             missing.pop("clients_per_round", None)

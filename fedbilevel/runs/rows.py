@@ -1,4 +1,4 @@
-"""Rows of numbers as files hold them: one for each time metrics were due, with the counters and the metrics by name."""
+"""Rows of numbers as stored in files: one for each time metrics were due, with the counters and the metrics by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = dict[str, int | float | None]  # None: not finite
 
 
 def check_row(row: Row, options: RunOptions) -> None:
-    """Raise `InputError` unless it is a row of a run with these options: every step takes a round at least."""
+    """Raise `InputError` unless it is a row of a run with these options: every step takes at least one round."""
     missing = [name for name in COUNTERS if row.get(name) is None]
     if missing:
         raise InputError(f"the row has no number {missing[0]!r}")

@@ -15,13 +15,13 @@ from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
 
-CACHED = 16_000_000  # bytes: a hundred clients of 600 KB each take 1.6 times as long at once as in four parts
+CACHED = 16_000_000  # bytes: a hundred clients of 600 KB each take 1.6 times as long all at once as in four chunks
 
 
 def simulation(task: Task, algorithm: Algorithm, *, participation: Participation | None = None, **options: Any) -> Experiment:
-    """An experiment on simulated clients: one with all rows for a centralised method.
+    """An experiment on simulated clients; a centralised method has a single one, with all rows.
 
-    The options are those of `RunOptions`; any `Participation` may stand in for its three that say who takes part.
+    The options are those of `RunOptions`; any `Participation` may replace the three that say who takes part.
     """
     require_algorithm(algorithm)
     checked = RunOptions(**options)
@@ -46,7 +46,7 @@ def simulated(experiment: Experiment) -> SimulatedEngine:
 
 
 def _bytes(task: Task, engine: SimulatedEngine) -> int:
-    """What a round holds at least: all rows, two states, and for each client computed at once two points and a minibatch."""
+    """The least that a round holds: all rows, two states, and two points and a minibatch for each client computed at once."""
     population = engine.population
     shards, cohort = (population.upper, population.lower), engine.participation.capacity(population.size)
     rows = sum(leaf.nbytes for leaf in jax.tree.leaves([s.rows for s in shards]))
@@ -57,7 +57,7 @@ def _bytes(task: Task, engine: SimulatedEngine) -> int:
 
 
 def _chunk(task: Task) -> int | None:
-    """As many clients at once as a CPU's cache holds points of; other devices take all at once."""
+    """How many clients to compute at once: on a CPU as many as its cache holds points, on other devices all."""
     if jax.default_backend() != "cpu":
         return None
     return max(1, CACHED // ((task.x.size + task.y.size) * task.x.dtype.itemsize))

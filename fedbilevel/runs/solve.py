@@ -23,8 +23,8 @@ from fedbilevel.tasks.base import Task
 
 
 class Solution(NamedTuple):
-    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if they are the
-    clients' own), and the metrics along the way, a dictionary for each time they were due."""
+    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
+    each has its own), and the metrics along the way, a dictionary for each time they were due."""
 
     x: Tree
     y: Tree
@@ -59,25 +59,25 @@ def solve(
     """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
 
     Args:
-        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given, to which terms
-            that depend on no row may be added. Other losses, such as sums, are refused unless every call has the same
+        f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given, possibly with
+            added terms that depend on no row. Other losses, such as sums, are refused unless every call has the same
             number of rows: all of a client's, and equally many for all clients.
         x0, y0: where to start, arrays or pytrees of arrays. Each array keeps its precision, also for `f` and `g`. Doubles
-            need `JAX_ENABLE_X64=1`: without it they become float32, which a warning says.
+            need `JAX_ENABLE_X64=1`: without it they become float32, with a warning.
         lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
-        rounds, steps: how long, by communication rounds or by the algorithm's outer steps; one of the two.
+        rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
-        clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone if neither.
-        weights: of the clients, in any scale; equal unless given.
+        clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
+        weights: the clients' weights, on any scale; equal unless given.
         x_set, y_set: a `Box`, `Ball` or `Simplex` that all entries of x (y) together must stay in; only for an algorithm
             that projects, such as `MeFBO`.
         seed: the random seed.
         every: rounds between two rows of the history.
-        metrics: your own, `(x, y) -> {name: number}`, beside `upper_loss` and `lower_loss`, the counters of every run and
-            what the algorithm reports; these names are taken.
+        metrics: your own metrics, `(x, y) -> {name: number}`, besides `upper_loss`, `lower_loss`, the counters of every run
+            and what the algorithm reports; these names are taken, and `absences` is too.
         chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.

@@ -30,13 +30,13 @@ class StopRequest:
 
 
 def heeded() -> list[signal.Signals]:
-    """The signals that stop a run: SIGHUP only where nohup has not set it aside."""
+    """The signals that stop a run; SIGHUP is not among them if nohup has had it ignored."""
     return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Within it, signals are noted instead of acting."""
+    """During the block, note signals instead of letting them act."""
     request = StopRequest()
     before: dict[signal.Signals, Any] = {}
 

@@ -10,7 +10,7 @@ import jax
 
 
 def versions_here() -> dict[str, str]:
-    """Those of Python and of the packages, and the device, by name."""
+    """The versions of Python and the packages, and the device, by name."""
     packages = {
         name: importlib.metadata.version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
     }
@@ -19,6 +19,6 @@ def versions_here() -> dict[str, str]:
 
 
 def changes_since(versions: Mapping[str, str]) -> str:
-    """What is no longer as it was, in words; nothing if all is."""
+    """What has changed since these versions, in words; empty if nothing has."""
     here = versions_here()
     return ", ".join(f"{name} {old} (now {here[name]})" for name, old in versions.items() if here.get(name, old) != old)

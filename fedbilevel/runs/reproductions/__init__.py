@@ -1,1 +1,1 @@
-"""The papers' tables and figures: what each is, running it, and ours beside the paper's."""
+"""The papers' tables and figures: their plans, their runs, and our numbers beside the papers'."""

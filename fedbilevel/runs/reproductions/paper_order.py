@@ -24,11 +24,11 @@ class Doubts(NamedTuple):
     """Pairs about which our runs raise doubts."""
 
     wrong: list[Pair]  # ours are not in this order
-    hollow: list[Pair]  # ours are, and would not be without the runs that diverged
+    hollow: list[Pair]  # ours are, but only because of runs that diverged
 
 
 def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
-    """Where our order of a panel's methods is not the paper's, or is only by runs that diverged."""
+    """Where our order of a panel's methods is not the paper's, or is so only because of runs that diverged."""
     found = Doubts([], [])
     for pair in _pairs(plan, panel):
         a, b = (number(results[panel.name, name], pair.by) for name in (pair.ahead, pair.behind))
@@ -41,7 +41,7 @@ def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
 
 
 def _pairs(plan: Reproduction, panel: Panel) -> Iterator[Pair]:
-    """By the paper's numbers in every column; where it has none, by what it claims of the end."""
+    """The pairs by the paper's numbers in every column; if it has none, by what it claims about the end."""
     methods = plan.methods_of(panel)
     if panel.name in plan.published:
         published = plan.published[panel.name]
@@ -58,12 +58,12 @@ def _pairs(plan: Reproduction, panel: Panel) -> Iterator[Pair]:
 
 
 def _higher(plan: Reproduction, column: Column) -> bool:
-    """Whether a column's larger numbers are the better ones."""
+    """Whether larger numbers are better in a column."""
     return column.at is not None and higher_is_better(plan.task, plan.metric)
 
 
 def _is_ahead(a: Number | None, b: Number | None, higher: bool) -> bool:
-    """Whether a is better than b, or neither is anything; the one that more of its runs have is better."""
+    """Whether a is better than b, or b is missing; a number that a larger share of runs has is better."""
     if a is None or b is None:
         return b is None
     if a.of / a.runs != b.of / b.runs:

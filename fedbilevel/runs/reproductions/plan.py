@@ -1,4 +1,4 @@
-"""What a table or figure of a paper is: a file in `reproductions/`, and the hyperparameters chosen for it beside it.
+"""The plan of a paper's table or figure: a file in `reproductions/`, with the hyperparameters chosen for it beside it.
 
 NAME.toml is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long
 they run, what the paper says, and the grid over which each method is tuned. NAME.tuned.toml is written by `--tune`.
@@ -22,9 +22,9 @@ from fedbilevel.settings import nearest
 from fedbilevel.user_files import Scalar, naming, read_toml
 
 FOLDER = Path(__file__).parents[3] / "reproductions"
-FIRST_SEED, TUNING_SEED = 1, 100  # the first of those that are reported, and of those by which values are chosen
-LOSS_BOUND = 1e9  # far from any that a run recovers from
-OWN_OPTIONS = ("rounds", "steps", "seed")  # which the plan's own fields say
+FIRST_SEED, TUNING_SEED = 1, 100  # the first seeds for reported runs, and for choosing values
+LOSS_BOUND = 1e9  # beyond any loss that a run recovers from
+OWN_OPTIONS = ("rounds", "steps", "seed")  # set by the plan's own fields
 SCALES = ("percent", "error", "plain")
 Values = Mapping[str, Scalar]
 Grid = Mapping[str, Sequence[Scalar]]
@@ -42,24 +42,24 @@ class Panel:
     grids: Mapping[str, Grid] = field(default_factory=dict)  # by method, instead of its own
     papers: Mapping[str, Values] = field(default_factory=dict)  # by method, instead of its own `paper`
     claimed: Sequence[Sequence[str]] | None = None  # instead of the reproduction's
-    tuned_as: str = ""  # the panel whose chosen values it has; its own unless given
-    quick: Values = field(default_factory=dict)  # the knobs where all is reduced
+    tuned_as: str = ""  # the panel whose chosen values it uses; itself unless given
+    quick: Values = field(default_factory=dict)  # the knobs of the reduced size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A line in every panel, or in those that are named."""
+    """A line in every panel, or in the named ones."""
 
     name: str
     algorithm: str
     knobs: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
-    hyperparameters: Values = field(default_factory=dict)  # that are not tuned
-    paper: Values = field(default_factory=dict)  # the paper's own values of those that are
+    hyperparameters: Values = field(default_factory=dict)  # those that are not tuned
+    paper: Values = field(default_factory=dict)  # the paper's own values of the tuned ones
     grid: Grid = field(default_factory=dict)
-    tuned_as: str = ""  # the method whose chosen values it has; its own unless given
+    tuned_as: str = ""  # the method whose chosen values it uses; itself unless given
     panels: Sequence[str] = ()
-    quick: Values = field(default_factory=dict)  # its hyperparameters where all is reduced
+    quick: Values = field(default_factory=dict)  # its hyperparameters in the reduced size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Quick:
-    """What is reduced of a reproduction, and to what."""
+    """The reduced size of a reproduction."""
 
     task: str
     rounds: int
@@ -102,15 +102,15 @@ class Reproduction:
     panels: Sequence[Panel]
     methods: Sequence[Method]
     scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
-    setting: str = ""  # how the paper's words are read
+    setting: str = ""  # how we read the paper's description
     knobs: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     columns: Sequence[Column] = ()
     published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
-    claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; methods that it does not tell apart together
+    claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; a group is methods that it does not tell apart
     says: str = ""  # the paper's finding in words
-    why: str = ""  # where ours differs, the reason
-    tuned_by: str = ""  # the reproduction whose chosen values it has; its own unless given
+    why: str = ""  # the reason, if our finding differs
+    tuned_by: str = ""  # the reproduction whose chosen values it uses; itself unless given
     quick: Quick | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Reproduction:
         for panel, method in self.lines():
             for name in (*self.run, *panel.run, *method.run):
                 if name in OWN_OPTIONS:
-                    raise InputError(f"run has {name}, which a plan says by itself: leave it out there")
+                    raise InputError(f"run has {name}, which the plan's own fields set: leave it out there")
             self.reported(panel, method, {})
         for panel, method in self.tuned_lines():
             self.tuning(panel, method)
@@ -168,7 +168,7 @@ class Reproduction:
         return self.claimed if panel.claimed is None else panel.claimed
 
     def lines(self) -> list[tuple[Panel, Method]]:
-        """What is to be run, panel by panel."""
+        """The lines to run, panel by panel."""
         return [(p, m) for p in self.panels for m in self.methods if not m.panels or p.name in m.panels]
 
     def methods_of(self, panel: Panel) -> list[str]:
@@ -176,11 +176,11 @@ class Reproduction:
         return [method.name for p, method in self.lines() if p.name == panel.name]
 
     def tuned_lines(self) -> list[tuple[Panel, Method]]:
-        """What is to be tuned."""
+        """The lines to tune."""
         return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
 
     def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
-        """The grid of a line, with seeds of its own."""
+        """The grid of a line, with separate seeds."""
         return self._sweep(panel, method, {}, grid_of(panel, method), self.tuning_seeds, TUNING_SEED, data)
 
     def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
@@ -204,7 +204,7 @@ class Reproduction:
         return Sweep(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, options, data, first_seed)
 
     def small(self) -> Reproduction:
-        """The same on bundled data, in about a minute, with the values that suit the small task."""
+        """The reduced size: on bundled data, in about a minute, with values that suit the small task."""
         quick = self.quick
         if not quick:
             raise InputError(f"{self.name} has no reduced size: leave out --quick")
@@ -234,7 +234,7 @@ class Reproduction:
 
 
 def _check_folders(kind: str, names: Sequence[str]) -> None:
-    """Raise `InputError` unless the runs of each name have a folder of their own."""
+    """Raise `InputError` unless every name gets a folder of its own."""
     if not names:
         raise InputError(f"it needs at least one {kind}")
     known: dict[str, str] = {}
@@ -248,7 +248,7 @@ def _check_folders(kind: str, names: Sequence[str]) -> None:
 
 
 def folder_name(name: str) -> str:
-    """That of a panel's or a method's runs."""
+    """The name of the folder of a panel's or a method's runs."""
     return re.sub(r"[^\w.=-]+", "_", name).strip("_")
 
 
@@ -258,7 +258,7 @@ def grid_of(panel: Panel, method: Method) -> Mapping[str, Sequence[Any]]:
 
 
 def paper_of(panel: Panel, method: Method) -> Mapping[str, Any]:
-    """The paper's own values of a line."""
+    """The paper's own values for a line."""
     return panel.papers.get(method.name, method.paper)
 
 
@@ -268,14 +268,14 @@ def fixed(panel: Panel, method: Method) -> dict[str, Any]:
 
 
 class Choice(TypedDict):
-    """The best cell of a line's grid, as a tuned file has it beside numbers for readers."""
+    """The best cell of a line's grid, as a tuned file stores it, along with numbers for readers."""
 
     panel: str
     method: str
     values: Values
     cells: int
     diverged: int
-    with_paper_values: NotRequired[float | str]  # the metric, or that it diverged
+    with_paper_values: NotRequired[float | str]  # the metric, or "diverged"
 
 
 @dataclass(frozen=True)
@@ -286,11 +286,11 @@ class Tuned:
 
     @classmethod
     def read(cls, path: Path) -> Tuned:
-        """From a file, if there is one."""
+        """The values in a file; none if there is no such file."""
         return read_toml(path, cls) if path.exists() else cls()
 
     def values(self, panel: str, method: str) -> Values:
-        """What was chosen for a line; nothing if it was not tuned."""
+        """What was chosen for a line; empty if it was not tuned."""
         return next((c["values"] for c in self.chosen if (c["panel"], c["method"]) == (panel, method)), {})
 
 
@@ -309,12 +309,12 @@ def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, fold
 
 
 def tuned_file(name: str, folder: Path = FOLDER) -> Path:
-    """Where a reproduction's chosen values are."""
+    """The file of a reproduction's chosen values."""
     return folder / f"{name}.tuned.toml"
 
 
 def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Chosen values as a file."""
+    """The text of a file with chosen values."""
     lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}."]
     for entry in entries:
         values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())

@@ -1,4 +1,4 @@
-"""What came out: the numbers of every run along the way, and the CSV file that keeps them."""
+"""The results of a reproduction: the numbers of every run along the way, and the CSV file that stores them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One seed of a line."""
+    """A line's run with one seed."""
 
     seed: int
     status: str
@@ -44,14 +44,14 @@ class Run(NamedTuple):
         return self.when(lambda row: row.rounds, rounds)
 
     def when(self, spent: Callable[[Row], float], limit: float) -> float | None:
-        """The metric when so much was spent, or last before; None if the run had diverged, or was not measured by then."""
+        """The last metric before more than the limit was spent; None if the run had diverged, or had no metrics yet."""
         reached = [row for row in self.rows if spent(row) <= limit]
         if not reached or (self.status == DIVERGED and len(reached) == len(self.rows) and spent(reached[-1]) < limit):
             return None
         return reached[-1].value
 
     def until(self, value: float) -> int | None:
-        """The rounds until the metric was at least so large; None if it never was."""
+        """The rounds until the metric was at least this value; None if it never was."""
         return next((row.rounds for row in self.rows if row.value >= value), None)
 
 
@@ -102,7 +102,7 @@ def to_csv(results: Results) -> str:
 
 
 def from_csv(path: Path) -> Results:
-    """What `to_csv` wrote."""
+    """The results that `to_csv` wrote."""
     found: Results = {}
     lines = csv.reader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
     try:
@@ -116,5 +116,5 @@ def from_csv(path: Path) -> Results:
                 rounds, megabytes, gradients, second_order, value = numbers
                 runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
     except (csv.Error, ValueError) as error:
-        raise InputError(f"{path}, line {lines.line_num}: {in_one_line(error)}: write it anew") from None
+        raise InputError(f"{path}, line {lines.line_num}: {in_one_line(error)}: write it again") from None
     return found

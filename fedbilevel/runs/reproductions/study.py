@@ -1,6 +1,6 @@
 """Running a table or figure: a folder of sweeps, one for each line's grid and one for its reported runs.
 
-tuning/PANEL/METHOD    the grid, as of `fedbilevel sweep`
+tuning/PANEL/METHOD    the grid, as `fedbilevel sweep` writes it
 lines/PANEL/METHOD     the runs with the chosen values, and work.json, the derivatives that they took
 
 What is finished is not run again.
@@ -39,15 +39,15 @@ from fedbilevel.runs.versions import changes_since
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json
 
-Observe = Callable[[str, int], None]  # told the line under way and its rounds
+Observe = Callable[[str, int], None]  # called with the current line and its rounds
 
 
 @dataclass(frozen=True)
 class Description:
-    """What was run, to be stored with the numbers: they are shown beside the plan that they come from, and no other."""
+    """What was run, stored with the numbers so that they are shown only beside the plan that they come from."""
 
     metric: str
-    lines: Sequence[Mapping[str, Any]]  # as `Sweep.plain` gives them
+    lines: Sequence[Mapping[str, Any]]  # as `Sweep.plain` returns them
 
 
 class Study:
@@ -61,7 +61,7 @@ class Study:
         plans: Path = FOLDER,
         settings: Callable[[str], Mapping[str, Any]] = lambda algorithm: {},
     ):
-        """`settings` gives values of an algorithm's that go before those that are chosen."""
+        """`settings` returns an algorithm's hyperparameters that override the chosen ones."""
         self.reproduction, self.path, self._data, self._plans, self._settings = reproduction, path, data, plans, settings
 
     def tune(self, observe: Observe = lambda line, rounds: None) -> None:
@@ -85,7 +85,7 @@ class Study:
         return [self.choice(p, m) for p, m in plan.tuned_lines() if (self._folder("tuning", p, m) / "results.jsonl").exists()]
 
     def choice(self, panel: Panel, method: Method) -> dict[str, Any]:
-        """The best cell of a grid, or the one that lasted longest if all diverged; and what the paper's own values gave."""
+        """The best cell of a grid, or the one that lasted longest if all diverged; and the result of the paper's own values."""
         metric = self.reproduction.metric
         folder = SweepFolder(self._folder("tuning", panel, method))
         cells = folder.cells()
@@ -108,14 +108,14 @@ class Study:
         return choice
 
     def run(self, observe: Observe = lambda line, rounds: None) -> None:
-        """Run what is missing of all lines."""
+        """Run what is missing in all lines."""
         lines = self.reproduction.lines()
         self._require_metric([self.line(panel, method) for panel, method in lines])
         for panel, method in lines:
             self.run_line(panel, method, observe)
 
     def _require_metric(self, sweeps: Iterable[Sweep]) -> None:
-        """Whatever is wrong with a line, or with the metric for its task, is said before any is run."""
+        """Raise `InputError` if anything is wrong with a line, or with the metric for its task, before any is run."""
         metric = self.reproduction.metric
         for task, sweep in {sweep.task: sweep for sweep in reversed(list(sweeps))}.items():
             if metric not in (known := sweep.metrics()):
@@ -123,13 +123,13 @@ class Study:
                 raise InputError(f"{plan}: {task} has no metric {metric!r}{nearest(metric, known)}")
 
     def changes(self) -> str:
-        """What is not as it was when lines of the study began, in words."""
+        """What has changed since lines of the study began, in words."""
         lines = [(kind, *line) for kind in ("tuning", "lines") for line in self.reproduction.lines()]
         begun = [folder for line in lines if ((folder := self._folder(*line)) / "sweep.json").exists()]
         return "; ".join(dict.fromkeys(filter(None, (changes_since(SweepFolder(folder).versions) for folder in begun))))
 
     def line(self, panel: Panel, method: Method) -> Sweep:
-        """What one line runs, with the values that are chosen for it."""
+        """What one line runs, with the values chosen for it."""
         chosen = {**untied(chosen_values(self.reproduction, panel, method, self._plans)), **self._settings(method.algorithm)}
         return self.reproduction.reported(panel, method, chosen, self._data)
 
@@ -141,7 +141,7 @@ class Study:
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
 
     def description(self) -> Description:
-        """Of its runs."""
+        """The description of its runs."""
         return Description(self.reproduction.metric, [line.plain() for line in self._lines()])
 
     def made(self, file: Path) -> bool:
@@ -155,28 +155,28 @@ class Study:
         return [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
 
     def outcome(self, panel: Panel, method: Method) -> Cell:
-        """A line's runs, a run for each seed."""
+        """A line's runs, one for each seed."""
         folder = SweepFolder(self._folder("lines", panel, method))
         for cell in folder.cells():
             return cell
-        raise InputError(f"{folder.path / 'results.jsonl'} has not all runs of the line: run it again")
+        raise InputError(f"{folder.path / 'results.jsonl'} lacks some of the line's runs: run it again")
 
     def work(self, panel: Panel, method: Method) -> list[list[Work]]:
-        """Gradients and second-order products until each row of each of a line's runs."""
+        """The gradients and second-order products up to each row, for each run of a line."""
         file, outcomes = self._folder("lines", panel, method) / "work.json", self.outcome(panel, method).outcomes
         stored = read_json(file, list[list[Work]])
         if list(map(len, stored)) != [len(outcome.rows) for outcome in outcomes]:
-            raise InputError(f"{file} does not fit the rows in results.jsonl beside it: remove it to have it counted anew")
+            raise InputError(f"{file} does not fit the rows in results.jsonl beside it: remove it to have it counted again")
         return stored
 
     def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
         if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
-            shutil.rmtree(path)  # of another plan, or of values that are not the chosen ones any more
+            shutil.rmtree(path)  # it is of another plan, or of values that are no longer the chosen ones
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
         observe(label, 0)
         SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
-        jax.clear_caches()  # a process has room for some thousand compiled programs, and the next line has others
+        jax.clear_caches()  # a process has room for a few thousand compiled programs, and the next line needs others
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
         return self.path / kind / folder_name(panel.name) / folder_name(method.name)
@@ -195,10 +195,10 @@ def _mean(cell: Cell, metric: str) -> float | str:
 
 
 def _endurance(cell: Cell) -> float:
-    """The rounds that all of a cell's runs lasted."""
+    """The number of rounds that all of a cell's runs lasted."""
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
 def _without_data(sweep: Sweep) -> Sweep:
-    """What a sweep is, wherever its data are."""
+    """The sweep without the place of its data, to compare by."""
     return replace(sweep, data="")

@@ -1,4 +1,4 @@
-"""The numbers of a table: a method's in each column, what it reaches for as much as the others spend, and what it spends."""
+"""The numbers of a table: a method's metric in each column and at a budget that all methods share, and its costs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedbilevel.runs.sweeps.sweep import deviation
 
 
 class Number(NamedTuple):
-    """A mean over the runs that have such a number."""
+    """A mean over those runs that have the number."""
 
     mean: float
     deviation: float
-    of: int
-    runs: int
+    of: int  # runs that have it
+    runs: int  # all runs
 
     @classmethod
     def over(cls, values: Sequence[float | None]) -> Number | None:
-        """None if no run has one."""
+        """The mean over what is known; None if nothing is."""
         known = [v for v in values if v is not None]
         if not known:
             return None
@@ -30,7 +30,7 @@ class Number(NamedTuple):
 
 
 def columns(plan: Reproduction) -> Sequence[Column]:
-    """Of its table: the end of the runs if the paper has none."""
+    """The columns of a plan's table; one for the end of the runs if the paper has no table."""
     return plan.columns or [Column(at=plan.rounds)]
 
 
@@ -42,14 +42,14 @@ def number(runs: Sequence[Run], column: Column) -> Number | None:
 
 
 class Budget(NamedTuple):
-    """What every method of a panel can spend: the least that one of them spent, its runs' largest."""
+    """What every method of a panel has spent: each spent as much as its costliest run, and the least of these counts."""
 
     megabytes: float
     derivatives: float
 
     @classmethod
     def common(cls, lines: Sequence[Sequence[Run]]) -> Budget:
-        """Of a panel's lines, runs aside that diverged."""
+        """The budget of a panel's lines; runs that diverged are left out."""
         ended = [[run.rows[-1] for run in runs if run.status != DIVERGED] for runs in lines]
         ends = [line for line in ended if line]
         return cls(
@@ -58,15 +58,15 @@ class Budget(NamedTuple):
         )
 
     def reached(self, run: Run) -> tuple[float | None, float | None]:
-        """A run's metric when it has spent the one, and the other; None if it had diverged, or was not measured by then."""
-        measured = run._replace(rows=run.rows[1:])
+        """A run's metric after spending the megabytes, and the derivatives; None if it had diverged, or had no metrics yet."""
+        started = run._replace(rows=run.rows[1:])
         return (
-            measured.when(lambda row: row.megabytes, self.megabytes),
-            measured.when(lambda row: row.derivatives, self.derivatives),
+            started.when(lambda row: row.megabytes, self.megabytes),
+            started.when(lambda row: row.derivatives, self.derivatives),
         )
 
     def numbers(self, runs: Sequence[Run]) -> list[Number | None]:
-        """A line's entries for the one, and for the other."""
+        """A line's entries for equal megabytes, and for equal derivatives."""
         return [Number.over(reached) for reached in zip(*map(self.reached, runs), strict=True)]
 
 

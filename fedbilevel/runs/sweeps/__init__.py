@@ -1,1 +1,1 @@
-"""Many runs of one algorithm on one task: seeds and grids of hyperparameters, as one program."""
+"""Many runs of one algorithm on one task: seeds and grids of hyperparameters, run as one program."""

@@ -1,7 +1,8 @@
-"""Experiments that differ in their algorithm's real numbers and in their seed alone, run as one vectorised program.
+"""Experiments that differ only in their algorithm's real numbers and their seed, run as one vectorised program.
 
-Each has the trajectory that it has alone, but for the rounding of sums in another order. One that diverges stands still
-while the others go on. A CPU's cores, which one program of small runs does not keep busy, have a program each.
+Each has the trajectory that it would have alone, except for rounding, since sums are taken in another order. One that
+diverges stands still while the others continue. On a CPU each core has its own program, since one program of small runs
+does not keep all cores busy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs.experiment import Experiment, Numbers, Snapshot
 from fedbilevel.runs.simulation import simulated
 
-COPIES = 16  # of a client's part of the state that a step may hold at once, for the estimate of memory
+COPIES = 16  # of a client's part of the state: what a step may hold at once, to estimate memory
 WORTH_A_PROGRAM = 4  # runs
 FINISHED, DIVERGED = "finished", "diverged"
 
@@ -40,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def bytes_of(experiment: Experiment) -> int:
-    """A generous estimate of the memory that one experiment takes beside the data."""
+    """A generous estimate of the memory that one experiment takes besides the data."""
     task, engine = experiment.task, simulated(experiment)
     shapes = engine.state_shapes(experiment.algorithm, task.x, task.y, randomness.key(0))
     state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
@@ -49,7 +50,7 @@ def bytes_of(experiment: Experiment) -> int:
 
 
 def run_together(experiments: Sequence[Experiment], observe: Callable[[int], None] = lambda rounds: None) -> list[Outcome]:
-    """Run all to their ends; `observe` is told the fewest rounds that any still running in a program has made."""
+    """Run all to their ends; `observe` is called with the fewest rounds of the runs in a program that have not ended."""
     first = experiments[0]
     if len({(jax.tree.structure(e.algorithm), replace(e.options, seed=0)) for e in experiments}) > 1:
         raise InputError("experiments that run together may differ only in their algorithm's real numbers and their seeds")
@@ -109,7 +110,7 @@ def _alone(experiment: Experiment, observe: Callable[[int], None]) -> Outcome:
 
 
 class _Run:
-    """One of the experiments under way."""
+    """One of the experiments in progress."""
 
     def __init__(self, experiment: Experiment, totals: Totals):
         self.experiment, self.totals, self.due = experiment, totals, True
@@ -124,7 +125,7 @@ class _Run:
         return (self.totals.rounds // every + 1) * every - self.totals.rounds
 
     def budget(self) -> int:
-        """The rounds that it may still make: none once it has ended."""
+        """The rounds that it may still take: none once it has ended."""
         if self.status is not None:
             return -1
         rounds = self.experiment.options.rounds

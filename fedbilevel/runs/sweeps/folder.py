@@ -35,7 +35,7 @@ from fedbilevel.user_files import Scalar, naming, read_json, read_json_lines
 
 @dataclass(frozen=True)
 class Began:
-    """What `sweep.json` holds beside the sweep; that of version 0.1 nothing."""
+    """What `sweep.json` holds besides the sweep; nothing in version 0.1."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,14 +59,14 @@ class FinishedRun:
 
 
 class SweepFolder:
-    """A sweep on disk; what is finished of it is not run again."""
+    """A sweep on disk; finished runs are not repeated."""
 
     def __init__(self, path: Path):
         self.path = path
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
-        """A new sweep, or the one that the folder holds if it is the same; ranked by a metric if one is given."""
+        """A new sweep, or the one in the folder if it is the same; its cells are ranked by the metric if one is given."""
         folder = cls(path)
         known = (path / "sweep.json").exists() and not force
         if known and folder.sweep != sweep:
@@ -76,7 +76,7 @@ class SweepFolder:
             raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, names)}")
         if not known:
             for cells in alike((cell, sweep.configuration(cell, sweep.first_seed)) for cell in sweep.cells()):
-                cells[0][1].experiment()  # whatever is wrong with one is said before any is run
+                cells[0][1].experiment()  # raises if anything is wrong with a cell, before any is run
             path.mkdir(parents=True, exist_ok=True)
             for file in ("sweep.json", "results.jsonl", "ranking.json"):
                 (path / file).unlink(missing_ok=True)
@@ -98,24 +98,24 @@ class SweepFolder:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Of what the sweep began with."""
+        """The versions that the sweep began with."""
         return read_json(self.path / "sweep.json", Began).versions
 
     @property
     def metric(self) -> str:
-        """By which the cells are ranked: the task's own unless another was asked for."""
+        """The metric that ranks the cells: the task's own unless another was asked for."""
         file = self.path / "ranking.json"
         return read_json(file, Ranking).metric if file.exists() else TASKS[self.sweep.task].load().headline
 
     def results(self) -> dict[tuple[str, int], Outcome]:
-        """What is finished, by cell and seed; a line that a kill cut off is left out."""
+        """The finished runs, by cell and seed; a line cut off by a kill is left out."""
         file, options = self.path / "results.jsonl", self.sweep.options
         names: set[str] = set()
 
         def check(run: FinishedRun) -> None:
             for row in run.rows:
                 check_row(row, options)
-                names.update(() if names else row)  # those of the start, which every row has
+                names.update(() if names else row)  # those of the first row, which every row has
                 if missing := names - row.keys():
                     raise InputError(f"the row of step {row['step']} has no {min(missing)!r}")
             if run.status == FINISHED and not run.rows:
@@ -136,7 +136,7 @@ class SweepFolder:
         return [Cell(cell, [found[_name(cell), seed] for seed in seeds]) for cell in complete]
 
     def execute(self, observe: Callable[[int, int], None] = lambda done, rounds: None) -> None:
-        """Run what is missing; `observe` is told how many runs are done and the rounds made by those under way."""
+        """Run what is missing; `observe` is called with the number of finished runs and the rounds of those in progress."""
         with locked(self.path):
             self._execute(observe)
 
@@ -158,7 +158,7 @@ class SweepFolder:
             observe(done, 0)
 
     def conclude(self) -> list[Cell]:
-        """Write the table, and the best cell's settings; the cells, best first."""
+        """Write the table and the best cell's settings; returns the cells, best first."""
         sweep, metric = self.sweep, self.metric
         cells = sweep.ranked(self.cells(), metric)
         rows = (row for cell in cells for outcome in cell.outcomes for row in outcome.rows)

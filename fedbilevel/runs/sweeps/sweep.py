@@ -27,8 +27,8 @@ MOST_RUNS = 100_000  # in a sweep: at a second each, more than a day
 class Sweep:
     """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
 
-    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x". The values of the
-    grid are checked, and put in their setting's own type.
+    A name in the grid may stand for several hyperparameters that share a value, as in "eta_x+gamma_x". The values in the
+    grid are checked, and converted to their setting's type.
     """
 
     task: str
@@ -37,7 +37,7 @@ class Sweep:
     hyperparameters: Mapping[str, Scalar]  # of all cells
     grid: Mapping[str, Sequence[Scalar]]
     seeds: int
-    options: RunOptions  # of all runs, but for their seed
+    options: RunOptions  # of all runs, except for the seed
     data: str = ""  # folder of the data set, if it is not bundled
     first_seed: int = 0
 
@@ -61,13 +61,13 @@ class Sweep:
             raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
         runs = self.seeds * math.prod(map(len, values.values()))
         if runs > MOST_RUNS:
-            raise InputError(f"this sweep has {runs:,} runs, and may have {MOST_RUNS:,}: give it fewer seeds or cells")
+            raise InputError(f"this sweep has {runs:,} runs, but may have at most {MOST_RUNS:,}: give it fewer seeds or cells")
         find(TASKS, "task", self.task).configure(self.task, self.knobs)
         find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
-        """From what `plain` gave, and from files of version 0.1, whose data folder stands among the options."""
+        """The sweep from what `plain` returned, or from a file of version 0.1, which has the data folder among the options."""
         values = dict(values)
         run = values.pop("run", None)
         if isinstance(run, dict) and "data" in run:
@@ -76,7 +76,7 @@ class Sweep:
         return fitted({**values, "options": run}, cls)
 
     def plain(self) -> dict[str, Any]:
-        """As a dictionary for JSON."""
+        """A dictionary for JSON."""
         values = asdict(self)
         values["run"] = values.pop("options")
         return json.loads(json.dumps(values))
@@ -90,13 +90,13 @@ class Sweep:
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
-        """Of one run."""
+        """The configuration of one run."""
         chosen = {**self.hyperparameters, **untied(cell)}
         options = replace(self.options, seed=seed)
         return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, options, data=self.data)
 
     def ranked(self, cells: Sequence[Cell], metric: str) -> list[Cell]:
-        """The best of its cells first, by this metric; those with a run that diverged last."""
+        """The cells from best to worst by this metric; those with a run that diverged come last."""
         sign = -1 if higher_is_better(self.task, metric) else 1
 
         def rank(cell: Cell) -> tuple[bool, float]:
@@ -111,7 +111,7 @@ class Sweep:
 
 
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The cell's value of every hyperparameter."""
+    """The value of every single hyperparameter in a cell."""
     return {name: value for tied, value in cell.items() for name in tied.split("+")}
 
 
@@ -121,7 +121,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 class Cell(NamedTuple):
-    """A cell's runs at their ends."""
+    """A cell of the grid and the outcomes of its runs."""
 
     values: Mapping[str, Any]
     outcomes: list[Outcome]
@@ -137,7 +137,7 @@ class Cell(NamedTuple):
         return [math.nan if row[metric] is None else float(row[metric]) for row in rows]  # type: ignore[arg-type]
 
     def mean(self, metric: str) -> float:
-        """Over the seeds; not a number if one diverged."""
+        """The mean over the seeds; NaN if a run diverged."""
         return math.nan if self.diverged else statistics.fmean(self.last(metric))
 
     def deviation(self, metric: str) -> float:
@@ -146,5 +146,5 @@ class Cell(NamedTuple):
 
 
 def higher_is_better(task: str, metric: str) -> bool:
-    """Whether the task says so of its metric; where it says nothing, lower is better."""
+    """Whether higher values of a metric are better; lower ones are unless the task says otherwise."""
     return find(TASKS, "task", task).load().better.get(metric) == "higher"
