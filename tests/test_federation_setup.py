@@ -110,7 +110,7 @@ def test_what_cannot_be_founded_or_started_is_said_in_one_line(run, arguments, m
     ("arguments", "message"),
     [
         (["--federation", "nowhere"], "nowhere holds no federation"),
-        (["--federation", "{founded}", "--knob", "clients=3"], "the federation has 2 sites, and quadratic was given clients=3"),
+        (["--federation", "{founded}", "--knob", "clients=3"], "the federation has 2 sites, but quadratic was given clients=3"),
         (
             ["--federation", "{founded}", "--round-timeout", "0"],
             "--round-timeout must be above 0 and at most 86400 seconds, a day; given: 0.0",

@@ -29,7 +29,7 @@ def init(
 ) -> None:
     """Make certificates and start-up kits for a server, its sites and a researcher."""
     federation = found(folder, [site.strip() for site in sites.split(",") if site.strip()], host, port)
-    say(f"founded: {federation.folder}, server {federation.host}:{federation.port}")
+    say(f"created: {federation.folder}, server {federation.host}:{federation.port}")
     for site in federation.sites:
         say(f"  {site}: edit {federation.folder / site / 'local' / 'site.toml'}, which says what data it has")
     say("Give each kit to its owner and to nobody else; docs/federation.md describes the next steps.")

@@ -35,7 +35,7 @@ def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -
     if name not in known:
         raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
     cls = known[name].load()
-    say(sys.modules[cls.__module__].__doc__)
+    say(sys.modules[cls.__module__].__doc__ or "")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in Explained._fields:
         table.add_column(column.replace("_", " "), overflow="fold")

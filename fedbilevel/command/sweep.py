@@ -53,7 +53,7 @@ def sweep(
         list[str],
         typer.Option(
             "--grid",
-            help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2=... is for both.",
+            help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2=... sets both.",
         ),
     ],
     seeds: Annotated[int, option(whole, "Runs of every cell, each with its own seed.")] = 3,

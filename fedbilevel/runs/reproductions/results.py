@@ -85,7 +85,7 @@ def collect(study: Study) -> Results:
 
 
 HEADER = ["panel", "method", "seed", "status", *Row._fields]
-NO_ROW = [""] * len(Row._fields)  # for a run that diverged before its first row
+NO_ROW: list[object] = [""] * len(Row._fields)  # for a run that diverged before its first row
 
 
 def to_csv(results: Results) -> str:
