@@ -18,7 +18,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.engines.simulated import SimulatedEngine
-from fedbilevel.tasks.models import from_torch as conversion
+from fedbilevel.tasks.models import aten
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -52,12 +52,11 @@ class Tied(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(9, 6, padding_idx=2)
-        self.encoder = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, dropout=0.0, activation="gelu")
         self.last = nn.Linear(6, 9)
         self.last.weight = self.embedding.weight
 
     def forward(self, tokens):
-        return {"scores": self.last(self.encoder(self.embedding(tokens))), "shape": None}
+        return {"scores": self.last(self.embedding(tokens).tanh()), "nothing": None}
 
 
 class TwoInputs(nn.Module):
@@ -65,7 +64,7 @@ class TwoInputs(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.left, self.right = nn.Linear(3, 4), nn.Bilinear(4, 2, 3)
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
         self.left.bias.requires_grad_(False)
         self.register_buffer("scale", torch.arange(1.0, 5))
         self.register_buffer("shift", torch.ones(4), persistent=False)
@@ -74,7 +73,7 @@ class TwoInputs(nn.Module):
         hidden = self.left(a) * self.scale + self.shift
         with torch.no_grad():
             size = hidden.norm(dim=1, keepdim=True)
-        return self.right(hidden / size, b), hidden.detach() * hidden
+        return self.right(b) * hidden / size, hidden.detach() * hidden
 
 
 class Residual(nn.Module):
@@ -97,28 +96,42 @@ def after_convolution(*layers, dimensions=2):
 
 VECTOR, SEQUENCE, IMAGE = (6,), (2, 9), (2, 8, 7)
 ACTIVATIONS = [
-    *(nn.ReLU(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.SELU(), nn.CELU(1.3), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish()),
-    *(nn.Tanh(), nn.Sigmoid(), nn.LogSigmoid(), nn.Softplus(), nn.Softplus(2.0, 1.0), nn.Softsign(), nn.Tanhshrink(), nn.PReLU()),
-    *(nn.ReLU6(), nn.Hardtanh(-0.3, 0.4), nn.Hardswish(), nn.Hardsigmoid(), nn.Softmax(1), nn.LogSoftmax(-1), nn.GLU()),
+    *(nn.ReLU(), nn.LeakyReLU(0.2), nn.ELU(0.7), nn.SELU(), nn.CELU(2.0), nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish()),
+    *(
+        nn.Tanh(),
+        nn.Sigmoid(),
+        nn.LogSigmoid(),
+        nn.Softplus(),
+        nn.Softplus(2.0, 1.0),
+        nn.Softsign(),
+        nn.Tanhshrink(),
+        nn.PReLU(),
+    ),
+    *(nn.ReLU6(), nn.Hardtanh(-0.3, 0.4), nn.Hardswish(), nn.Softmax(1), nn.LogSoftmax(-1), nn.GLU()),
 ]
 FUNCTIONS = {
     "arithmetic": lambda y, x: (2 - y) * x / (1 + y**2) - y.abs().sqrt() + 3 / (1 + x.exp()),
     "powers": lambda y, x: y.pow(3) + y.square() + (y**2 + 1) ** -0.5 + 2**y + torch.rsqrt(y**2 + 0.1),
     "reductions": lambda y, x: torch.stack([y.mean(1), y.sum(1), y.var(1), y.std(1), y.amax(1), y.logsumexp(1), y.norm(dim=1)]),
-    "extremes": lambda y, x: torch.stack([y.max(1).values, y.min(dim=1)[0], torch.maximum(y, x)[:, 0], torch.minimum(y, x)[:, 1]]),
+    "extremes": lambda y, x: torch.stack(
+        [y.max(1).values, y.min(dim=1)[0], torch.maximum(y, x)[:, 0], torch.minimum(y, x)[:, 1]]
+    ),
     "bounds": lambda y, x: y.clamp(-0.2, 0.3) + y.clamp_min(0.1) * x.clip(max=0.5),
     "shapes": lambda y, x: y.view(-1, 2, 3).permute(2, 0, 1).transpose(0, 1).reshape(len(y), -1).unsqueeze(1).squeeze(1),
     "parts": lambda y, x: torch.cat([*y.chunk(2, 1), *x.split([1, 5], 1), y[:, 1:4:2], y[:, -1:], y[:, None, 2]], 1),
-    "stacks": lambda y, x: torch.stack([y, x], 1).flatten(1).unflatten(1, (3, 4)).repeat(1, 2, 1).flip(2).roll(1, 2).unbind(1)[1],
-    "products": lambda y, x: torch.einsum("ni,nj->nij", y, x) @ (y[:, :, None] * x[:, None]) + torch.bmm(y[:, None], x[..., None]),
+    "stacks": lambda y, x: (
+        torch.stack([y, x], 1).flatten(1).unflatten(1, (3, 4)).repeat(1, 2, 1).flip(2).roll(1, 2).unbind(1)[1]
+    ),
+    "products": lambda y, x: (
+        torch.einsum("ni,nj->nij", y, x) @ (y[:, :, None] * x[:, None]) + torch.bmm(y[:, None], x[..., None])
+    ),
     "padding": lambda y, x: F.pad(y, (1, 2), value=0.5) + F.pad(y[:, None], (2, 1), mode="replicate")[:, 0],
     "masks": lambda y, x: torch.where(x > 0, y, -y).masked_fill(x > 1, 0.3) * torch.tril(torch.ones_like(y @ y.T))[:, :1],
-    "indices": lambda y, x: y[:, [0, 2, 2]] + y.gather(1, x.argsort(1)[:, :3] * 0 + 1) + y.index_select(1, torch.tensor([5, 4, 3])),
-    "assignment": lambda y, x: torch.zeros_like(y).index_put((None, torch.tensor([1])), y[:, :1]) + assigned(y),
+    "indices": lambda y, x: y[:, [0, 2, 2]] + y.gather(1, x.argmax(1)[:, None]) + y.index_select(1, torch.tensor([5, 4, 3])),
+    "assignment": lambda y, x: assigned(y),
     "types": lambda y, x: y * (x > 0).to(y.dtype) + x.long().double() * y + torch.arange(6, device=y.device) * y,
     "normalised": lambda y, x: F.normalize(y, dim=1) + F.cosine_similarity(y, x, dim=1)[:, None] + F.rms_norm(y, (6,)),
     "loss": lambda y, x: F.cross_entropy(y, x.argmax(1), reduction="none") + F.mse_loss(y, x) + F.huber_loss(y, x),
-    "resampled": lambda y, x: F.interpolate(y.view(-1, 1, 2, 3), scale_factor=2).flatten(1),
 }
 
 
@@ -126,6 +139,7 @@ def assigned(y):
     y = y.clone()
     y[:, 0] = 1.5
     y[:, 2:4] *= 2
+    y[:, [4, 5]] = y[:, [5, 0]] * 3
     return y
 
 
@@ -159,12 +173,12 @@ CASES = {
     "attention in evaluation": (lambda: Attention(dropout=0.3).eval(), (4, 6)),
     "causal attention": (lambda: Calls(lambda y, x: F.scaled_dot_product_attention(y, x, y * x, is_causal=True)), (4, 6)),
     "an added mask": (lambda: Calls(lambda y, x: F.scaled_dot_product_attention(y, y, x, torch.ones(4, 4), scale=0.3)), (4, 6)),
-    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), VECTOR),
+    "encoder": (lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, dropout=0.0, activation="gelu"), (4, 6)),
     "recurrent": (lambda: nn.GRU(6, 3, batch_first=True), (3, 6)),
     "residual": (Residual, IMAGE),
     "tied": (Tied, None),
     "two inputs": (TwoInputs, None),
-    **{f"{layer}": (lambda layer=layer: Calls(lambda y, x: copy.deepcopy(layer).double()(y)), VECTOR) for layer in ACTIVATIONS},
+    **{f"{layer}": (lambda layer=layer: nn.Sequential(nn.Linear(6, 6), copy.deepcopy(layer)), VECTOR) for layer in ACTIVATIONS},
     **{name: (lambda function=function: Calls(function), VECTOR) for name, function in FUNCTIONS.items()},
 }
 
@@ -188,22 +202,27 @@ def made(case, rows=3):
     return make().double(), inputs
 
 
-def derivatives(module, inputs):
-    """PyTorch's outputs, gradient and Hessian-vector product of half the sum of squared outputs, along the parameters."""
-    own = {name: p for name, p in module.named_parameters() if p.requires_grad}
+def derivatives(function, parameters):
+    """PyTorch's outputs, gradient and Hessian-vector product of half the sum of squared outputs, along some vector."""
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the others have no second derivatives
-        outputs = jax.tree.leaves(module(*map(torch.as_tensor, inputs)))
+        outputs = jax.tree.leaves(function())
         loss = sum((o**2).sum() / 2 for o in outputs)
-        gradient = torch.autograd.grad(loss, list(own.values()), create_graph=True)
-        slope = sum((g * p.detach().cos()).sum() for g, p in zip(gradient, own.values(), strict=True))
-        product = torch.autograd.grad(slope, list(own.values()), allow_unused=True)
-    product = [torch.zeros_like(p) if h is None else h for h, p in zip(product, own.values(), strict=True)]
-    named = [{n: a.detach().numpy() for n, a in zip(own, of, strict=True)} for of in (gradient, product)]
+        gradient = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+        slope = sum((g * p.detach().cos()).sum() for g, p in zip(gradient, parameters.values(), strict=True))
+        product = torch.autograd.grad(slope, list(parameters.values()), allow_unused=True)
+    product = [torch.zeros_like(p) if h is None else h for h, p in zip(product, parameters.values(), strict=True)]
+    named = [{n: a.detach().numpy() for n, a in zip(parameters, of, strict=True)} for of in (gradient, product)]
     return [o.detach().numpy() for o in outputs], *named
 
 
-def converted_derivatives(apply, parameters, inputs):
-    """The same of the converted module."""
+def derivatives_of(module, inputs):
+    """The same of a module, in its parameters."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    return derivatives(lambda: module(*map(torch.as_tensor, inputs)), trained)
+
+
+def converted_derivatives(apply, parameters, inputs=()):
+    """The same of a function of JAX."""
 
     def loss(parameters):
         return sum(jnp.sum(o**2) / 2 for o in jax.tree.leaves(apply(parameters, *inputs)))
@@ -224,9 +243,9 @@ def test_outputs_gradients_and_hessian_vector_products_are_pytorchs(case):
     module, inputs = made(case)
     converted = fb.from_torch(module, *(a[:1] for a in inputs))
     evaluate = jax.jit(lambda parameters, *inputs: converted_derivatives(converted.apply, parameters, inputs))
-    for rows in (3, 1, 5):
+    for rows in (3, 1):
         _, inputs = made(case, rows)
-        assert_close(evaluate(converted.parameters, *inputs), derivatives(module, inputs))
+        assert_close(evaluate(converted.parameters, *inputs), derivatives_of(module, inputs))
 
 
 @st.composite
@@ -236,28 +255,30 @@ def windows(draw):
     padding = tuple(draw(st.integers(0, n // 2)) for n in size)
     least = [d * (n - 1) + 1 for n, d in zip(size, dilation, strict=True)]
     shape = tuple(draw(st.integers(n, n + 4)) for n in least)
-    return dict(kernel_size=size, stride=stride, padding=padding, dilation=dilation), shape
+    return (size, stride, padding, dilation), shape
 
 
-@settings(max_examples=15, deadline=None)
-@given(windows(), st.sampled_from([1, 2, 4]), st.sampled_from(["convolution", "max", "mean"]))
+@settings(max_examples=10, deadline=None)
+@given(windows(), st.sampled_from([1, 2]), st.sampled_from(["convolution", "max", "mean"]))
 def test_windows_of_any_size_stride_padding_and_dilation(window, groups, kind):
-    options, shape = window
+    (size, stride, padding, dilation), shape = window
+    rng = np.random.default_rng(0)
+    given = {"x": rng.standard_normal((2, 2, *shape)), "w": rng.standard_normal((4, 2 // groups, *size))}
+    theirs = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
     if kind == "convolution":
-        module = nn.Conv2d(4, 8, groups=groups, **options)
+        ours = lambda x, w: aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups)  # noqa: E731
+        torchs = lambda x, w: F.conv2d(x, w, None, stride, padding, dilation, groups)  # noqa: E731
     elif kind == "max":
-        module = nn.Sequential(nn.Conv2d(4, 2, 1), nn.MaxPool2d(**options))
+        ours = lambda x, w: aten.max_pool(2)(x * w.sum(), size, stride, padding, dilation)  # noqa: E731
+        torchs = lambda x, w: F.max_pool2d(x * w.sum(), size, stride, padding, dilation)  # noqa: E731
     else:
-        options.pop("dilation")
-        module = nn.Sequential(nn.Conv2d(4, 2, 1), nn.AvgPool2d(**options, count_include_pad=groups > 1))
-    module = module.double()
-    inputs = [np.random.default_rng(0).standard_normal((2, 4, *shape))]
-    converted = fb.from_torch(module, *inputs)
-    ours = converted_derivatives(converted.apply, converted.parameters, inputs)
-    assert_close(ours, derivatives(module, inputs))
+        ours = lambda x, w: aten.avg_pool(2)(x * w.sum(), size, stride, padding, False, groups == 1)  # noqa: E731
+        torchs = lambda x, w: F.avg_pool2d(x * w.sum(), size, stride, padding, False, groups == 1)  # noqa: E731
+    evaluate = jax.jit(lambda given: converted_derivatives(lambda p: ours(**p), given))
+    assert_close(evaluate(given), derivatives(lambda: torchs(**theirs), theirs))
 
 
-@pytest.mark.parametrize("case", ["residual", "tied", "attention", "two inputs"])
+@pytest.mark.parametrize("case", ["residual", "tied"])
 def test_clients_with_parameters_of_their_own_are_computed_together(case):
     module, _ = made(case)
     clients = [made(case, rows=4)[1], [a[::-1].copy() for a in made(case, rows=4)[1]]]
@@ -267,13 +288,14 @@ def test_clients_with_parameters_of_their_own_are_computed_together(case):
     together = jax.jit(jax.vmap(lambda parameters, inputs: converted_derivatives(converted.apply, parameters, inputs)))(*both)
     for k, (parameters, inputs) in enumerate(zip(own, clients, strict=True)):
         converted.into(module, parameters)
-        assert_close(jax.tree.map(lambda a, k=k: a[k], together), derivatives(module, inputs))
+        assert_close(jax.tree.map(lambda a, k=k: a[k], together), derivatives_of(module, inputs))
 
 
 def test_tied_parameters_are_one_and_constants_are_none():
     assert "last.weight" not in fb.from_torch(made("tied")[0], np.ones((1, 5), int)).parameters
     module, inputs = made("two inputs")
     assert set(fb.from_torch(module, *inputs).parameters) == {"left.weight", "right.weight", "right.bias"}
+    assert "0.weight" in fb.from_torch(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)).eval(), np.ones((1, 6))).parameters
 
 
 def test_parameters_come_back_into_the_module_in_its_precision_and_are_copies():
@@ -311,14 +333,23 @@ class Remembers(nn.Module):
 
 
 REFUSED = {
-    "dropout in training": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1)), r"native_dropout.* in 1 .*module\.eval\(\)"),
+    "dropout in training": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1)),
+        r"native_dropout.* in 1 .*module\.eval\(\)",
+    ),
     "attention's dropout": (lambda: Calls(lambda y, x: F.scaled_dot_product_attention(y, y, y, dropout_p=0.1)), "random"),
     "random numbers": (lambda: Calls(lambda y, x: y + torch.rand_like(y)), "aten.rand"),
-    "batch norm in training": (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), r"1\.running_mean.*track_running_stats=False"),
+    "batch norm in training": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)),
+        r"1\.running_mean.*track_running_stats=False",
+    ),
     "a buffer that changes": (Remembers, "changes calls"),
-    "an unknown operation": (lambda: nn.Sequential(nn.Linear(6, 6), Calls(lambda y, x: y.sort()[0])), r"aten\.sort\.default \(in 1\)"),
-    "a branch on the input": (lambda: Calls(lambda y, x: y if x.sum() > 0 else x), "GuardOnDataDependent"),
-    "a branch on the rows": (lambda: Calls(lambda y, x: y if len(x) > 3 else x), "number of rows"),
+    "an unknown operation": (
+        lambda: nn.Sequential(nn.Linear(6, 6), Calls(lambda y, x: y.sort()[0])),
+        r"aten\.sort\.default \(in 1\)",
+    ),
+    "a branch on the input": (lambda: Calls(lambda y, x: y if x.sum() > 0 else x), "cannot be computed: .*data-dependent"),
+    "a branch on the rows": (lambda: Calls(lambda y, x: y if x.shape[0] > 3 else x), "number of rows"),
     "one number of rows": (lambda: Calls(lambda y, x: y.view(4, 6)), "cannot be computed"),
     "a backward of its own": (lambda: Calls(lambda y, x: Reversed.apply(y)), "autograd.Function"),
     "another norm": (lambda: Calls(lambda y, x: y.norm(3, dim=1)), "order 3.* take order 2"),
@@ -377,25 +408,31 @@ def test_pytorch_is_imported_only_for_a_conversion(monkeypatch):
         fb.from_torch(nn.Linear(1, 1), np.ones((1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), VECTOR),
-        (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)), IMAGE),
-    ],
-    ids=["layers", "convolutions"],
-)
-def test_both_engines_solve_for_a_modules_parameters_with_unequal_clients(make, shape):
-    torch.manual_seed(1)
-    module, rng = make().double(), np.random.default_rng(0)
+def test_weight_norm_has_the_differences_of_pytorchs_gradients():
+    """PyTorch's own second derivatives of it are not those of its gradient."""
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)).double()
+    inputs = [np.random.default_rng(0).standard_normal((3, 6))]
+    converted = fb.from_torch(module, *inputs)
+    _, gradient, product = converted_derivatives(converted.apply, converted.parameters, inputs)
+    assert_close(gradient, derivatives_of(module, inputs)[1])
+    ends = []
+    for step in (1e-5, -1e-5):
+        converted.into(module, jax.tree.map(lambda p, step=step: p + step * jnp.cos(p), converted.parameters))
+        ends.append(derivatives_of(module, inputs)[1])
+    jax.tree.map(lambda h, a, b: np.testing.assert_allclose(h, (a - b) / 2e-5, rtol=1e-6, atol=1e-6), product, *ends)
+
+
+def test_both_engines_move_a_convolutional_network_alike_with_unequal_clients():
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 3)).double()
+    rng = np.random.default_rng(0)
     clients = [
-        {"input": rng.standard_normal((rows, *shape)), "label": rng.integers(0, 3, rows), "place": rng.integers(0, 9, rows)}
+        {"image": rng.standard_normal((rows, *IMAGE)), "label": rng.integers(0, 3, rows), "place": rng.integers(0, 9, rows)}
         for rows in (4, 7, 3)
     ]
-    network = fb.from_torch(module, clients[0]["input"])
+    network = fb.from_torch(module, clients[0]["image"])
 
     def fit(y, rows):
-        chances = jax.nn.log_softmax(network.apply(y, rows["input"]))
+        chances = jax.nn.log_softmax(network.apply(y, rows["image"]))
         return -jnp.take_along_axis(chances, rows["label"][:, None], 1)[:, 0]
 
     def f(x, y, rows):
@@ -404,13 +441,8 @@ def test_both_engines_solve_for_a_modules_parameters_with_unequal_clients(make, 
     def g(x, y, rows):
         return (jax.nn.sigmoid(x[rows["place"]]) * fit(y, rows)).mean() + 0.01 * sum(jnp.sum(p**2) for p in y.values())
 
-    algorithm, start = fb.SimFBO(), (jnp.zeros(9), network.parameters)
-    solution = fb.solve(f, g, *start, lower=clients, algorithm=algorithm, rounds=4)
-    network.into(module, solution.y)
-    rows = clients[1]["input"]
-    assert_close(network.apply(solution.y, rows), module(torch.as_tensor(rows)).detach().numpy())
-
-    problem, x, y, *_ = from_trees(f, g, *start, UNCONSTRAINED)
+    algorithm = fb.SimFBO()
+    problem, x, y, *_ = from_trees(f, g, jnp.zeros(9), network.parameters, UNCONSTRAINED)
     population = Population.build(problem, clients, clients)
     simulator, (federation, _) = SimulatedEngine(population, Everyone()), deployed(algorithm, population, Everyone(), (x, y))
     ours, *_ = jax.jit(simulator.init)(algorithm, x, y, jax.random.key(0))
@@ -420,13 +452,3 @@ def test_both_engines_solve_for_a_modules_parameters_with_unequal_clients(make, 
         theirs, *_ = federation.step(algorithm, theirs, jax.random.key(k))
     for a, b in [(ours.x, theirs.x), (ours.y, theirs.y)]:
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-
-
-def test_every_operation_is_used_by_a_conversion(monkeypatch):
-    used = set()
-
-    def found(operation, original=conversion.found):
-        used.add(str(operation).removeprefix("aten."))
-        return original(operation)
-
-    assert found

@@ -63,7 +63,9 @@ def div(x: Any, y: Any, rounding_mode: str | None = None) -> Array:
     """x / y, rounded down or towards zero if asked."""
     if rounding_mode is None:
         return jnp.true_divide(x, y)
-    return jnp.floor_divide(x, y) if rounding_mode == "floor" else jnp.trunc(jnp.true_divide(x, y)).astype(jnp.result_type(x, y))
+    return (
+        jnp.floor_divide(x, y) if rounding_mode == "floor" else jnp.trunc(jnp.true_divide(x, y)).astype(jnp.result_type(x, y))
+    )
 
 
 def power(x: Any, exponent: Any) -> Array:
@@ -141,9 +143,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return x @ weight.T if bias is None else x @ weight.T + bias
 
 
-def embedding(
-    weight: Array, index: Array, padding: int = -1, scale_by_frequency: bool = False, sparse: bool = False
-) -> Array:
+def embedding(weight: Array, index: Array, padding: int = -1, scale_by_frequency: bool = False, sparse: bool = False) -> Array:
     """Rows of the weight, NaN beyond the last. That of the padding is a constant."""
     if scale_by_frequency:
         raise InputError("scale_grad_by_freq is not converted: leave it out")
@@ -202,29 +202,28 @@ def per_channel(values: Array, x: Array) -> Array:
     return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
-def windows(kind: str, x: Array, size: Any, stride: Any, padding: Any, ceil_mode: bool, value: Any, dilation: Any = 1) -> Any:
-    """Of each pooling window: what lies at each of its places, in turn."""
+def windows(
+    dimensions: int, x: Array, size: Any, stride: Any, padding: Any, ceil_mode: bool, value: Any, dilation: Any = 1
+) -> Iterator[Array]:
+    """For each place in a pooling window, what lies there in all windows; `value` is around x."""
     if ceil_mode:
         raise InputError("ceil_mode=True is not converted: pad the input instead")
-    dimensions = {"1": 1, "2": 2, "3": 3}[kind[-2]]
     size, padding, dilation = (spread(given, dimensions) for given in (size, padding, dilation))
     stride = spread(stride, dimensions) if stride else size
     return shifted(padded(x, padding, value), size, stride, dilation)
 
 
-def max_pool(kind: str) -> Callable[..., Array]:
+def max_pool(dimensions: int) -> Callable[..., Array]:
     """The largest entry of each window."""
 
-    def pooled(
-        x: Array, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-    ) -> Array:
-        entries = windows(kind, x, size, stride, padding, ceil_mode, -jnp.inf, dilation)
+    def pooled(x: Array, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False) -> Array:
+        entries = windows(dimensions, x, size, stride, padding, ceil_mode, -jnp.inf, dilation)
         return reduce(lambda a, b: jnp.where((b > a) | jnp.isnan(b), b, a), entries)
 
     return pooled
 
 
-def avg_pool(kind: str) -> Callable[..., Array]:
+def avg_pool(dimensions: int) -> Callable[..., Array]:
     """The mean of each window."""
 
     def pooled(
@@ -236,8 +235,8 @@ def avg_pool(kind: str) -> Callable[..., Array]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Array:
-        entries = list(windows(kind, x, size, stride, padding, ceil_mode, 0))
-        inside = windows(kind, jnp.ones_like(x), size, stride, padding, ceil_mode, 0)
+        entries = list(windows(dimensions, x, size, stride, padding, ceil_mode, 0))
+        inside = windows(dimensions, jnp.ones_like(x), size, stride, padding, ceil_mode, 0)
         return sum(entries) / (divisor_override or (len(entries) if count_include_pad else sum(inside)))
 
     return pooled
@@ -393,6 +392,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "mul": jnp.multiply,
     "div": div,
     "remainder": jnp.remainder,
+    "fmod": jnp.fmod,
     "pow": power,
     "neg": jnp.negative,
     "abs": jnp.abs,
@@ -476,12 +476,12 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "linear": linear,
     "convolution": convolution,
     "embedding": embedding,
-    "max_pool1d": max_pool("max_pool1d"),
-    "max_pool2d": max_pool("max_pool2d"),
-    "max_pool3d": max_pool("max_pool3d"),
-    "avg_pool1d": avg_pool("avg_pool1d"),
-    "avg_pool2d": avg_pool("avg_pool2d"),
-    "avg_pool3d": avg_pool("avg_pool3d"),
+    "max_pool1d": max_pool(1),
+    "max_pool2d": max_pool(2),
+    "max_pool3d": max_pool(3),
+    "avg_pool1d": avg_pool(1),
+    "avg_pool2d": avg_pool(2),
+    "avg_pool3d": avg_pool(3),
     "adaptive_avg_pool1d": adaptive_avg_pool(1),
     "adaptive_avg_pool2d": adaptive_avg_pool(2),
     "_adaptive_avg_pool2d": adaptive_avg_pool(2),

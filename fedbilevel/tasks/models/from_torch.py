@@ -122,15 +122,25 @@ def example(torch: Any, module: Any, value: Any) -> Any:
 
 def exported(torch: Any, module: Any, examples: tuple[Any, ...]) -> Any:
     """The module as a program of operations, those of ours where we have them and PyTorch's core ones elsewhere."""
-    rows = tuple({0: torch.export.Dim.DYNAMIC} for _ in examples)
     with computing(f"the program of {name(module)}"), quietly(torch):
         decompositions = torch.export.default_decompositions()
         for operation in list(decompositions):
             if found(operation):
                 decompositions.pop(operation)
-        program = torch.export.export(module, examples, dynamic_shapes=rows, strict=False)
+        program = traced(torch, module, examples)
         detach_blocks(torch, program.graph)
         return program.run_decompositions(decompositions)
+
+
+def traced(torch: Any, module: Any, examples: tuple[Any, ...]) -> Any:
+    """The module's trace for any number of rows."""
+    export = partial(
+        torch.export.export, module, examples, dynamic_shapes=tuple({0: torch.export.Dim.DYNAMIC} for _ in examples)
+    )
+    try:
+        return export(strict=False)
+    except Exception:  # the strict trace reads the module's code: it takes longer, refuses more, and does not fix len(input)
+        return export(strict=True)
 
 
 def detach_blocks(torch: Any, graph: Any) -> None:
