@@ -112,7 +112,26 @@ ACTIVATIONS = [
 FUNCTIONS = {
     "arithmetic": lambda y, x: (2 - y) * x / (1 + y**2) - y.abs().sqrt() + 3 / (1 + x.exp()),
     "powers": lambda y, x: y.pow(3) + y.square() + (y**2 + 1) ** -0.5 + 2**y + torch.rsqrt(y**2 + 0.1),
-    "reductions": lambda y, x: torch.stack([y.mean(1), y.sum(1), y.var(1), y.std(1), y.amax(1), y.logsumexp(1), y.norm(dim=1)]),
+    "functions": lambda y, x: sum(
+        f(y) for f in (torch.sin, torch.cos, torch.tan, torch.atan, torch.sinh, torch.cosh, torch.erf)
+    ),
+    "logarithms": lambda y, x: (y**2 + 1).log2() + (y**2 + 2).log10() + (y**2).log1p() + torch.exp2(y) + y.exp().expm1(),
+    "rounded": lambda y, x: y * (x.floor() + x.ceil() + x.round() + x.trunc() + x.sign() + x % 0.7 + x.fmod(0.4) + x // 0.3),
+    "truth": lambda y, x: torch.where((x > 0) & (x <= 1) | ~((x < -1) | x.isnan()), y, -y) * truths(y, x)[:, None],
+    "reductions": lambda y, x: torch.stack(
+        [
+            y.mean(1),
+            y.sum(1),
+            y.var(1),
+            y.std(1),
+            y.amax(1),
+            y.amin(1),
+            y.prod(1),
+            y.cumsum(1)[:, 2],
+            y.logsumexp(1),
+            y.norm(dim=1),
+        ]
+    ),
     "extremes": lambda y, x: torch.stack(
         [y.max(1).values, y.min(dim=1)[0], torch.maximum(y, x)[:, 0], torch.minimum(y, x)[:, 1]]
     ),
@@ -125,6 +144,7 @@ FUNCTIONS = {
     "products": lambda y, x: (
         torch.einsum("ni,nj->nij", y, x) @ (y[:, :, None] * x[:, None]) + torch.bmm(y[:, None], x[..., None])
     ),
+    "matrices": lambda y, x: torch.addmm(x.sum(1, True), y, y.T @ x, beta=0.3, alpha=2) + torch.mm(x, y.T) @ y,
     "padding": lambda y, x: F.pad(y, (1, 2), value=0.5) + F.pad(y[:, None], (2, 1), mode="replicate")[:, 0],
     "masks": lambda y, x: torch.where(x > 0, y, -y).masked_fill(x > 1, 0.3) * torch.tril(torch.ones_like(y @ y.T))[:, :1],
     "indices": lambda y, x: y[:, [0, 2, 2]] + y.gather(1, x.argmax(1)[:, None]) + y.index_select(1, torch.tensor([5, 4, 3])),
@@ -133,6 +153,11 @@ FUNCTIONS = {
     "normalised": lambda y, x: F.normalize(y, dim=1) + F.cosine_similarity(y, x, dim=1)[:, None] + F.rms_norm(y, (6,)),
     "loss": lambda y, x: F.cross_entropy(y, x.argmax(1), reduction="none") + F.mse_loss(y, x) + F.huber_loss(y, x),
 }
+
+
+def truths(y, x):
+    wide = torch.logical_and(x.any(1), torch.logical_or(x.isfinite().all(1), torch.logical_not(x[:, 0] == x[:, 1])))
+    return wide.to(y.dtype) + x.argmin(1) + (x[:, 0] >= 0) + (x[:, 1] != 0)
 
 
 def assigned(y):
@@ -165,6 +190,8 @@ CASES = {
     "sums by pooling": (lambda: after_convolution(nn.AvgPool2d(2, divisor_override=1)), IMAGE),
     "adaptive mean": (lambda: after_convolution(nn.AdaptiveAvgPool2d((3, None))), IMAGE),
     "adaptive mean of a sequence": (lambda: after_convolution(nn.AdaptiveAvgPool1d(4), dimensions=1), SEQUENCE),
+    "maps of volumes": (lambda: after_convolution(nn.MaxPool3d(2, 1), nn.AvgPool3d(2, 1), dimensions=3), (2, 3, 4, 3)),
+    "adaptive mean of volumes": (lambda: after_convolution(nn.AdaptiveAvgPool3d(2), dimensions=3), (2, 3, 4, 3)),
     "global mean": (lambda: after_convolution(nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGE),
     "dropout that drops nothing": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)), VECTOR),
     "dropout in evaluation": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).eval(), VECTOR),
