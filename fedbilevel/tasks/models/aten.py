@@ -85,7 +85,7 @@ def addmm(added: Array, x: Array, y: Array, beta: Any = 1, alpha: Any = 1) -> Ar
     return beta * added + alpha * (x @ y)
 
 
-def variance(x: Array, dim: Axes = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+def variance(x: Array, dim: Axes = None, correction: Any = 1, keepdim: bool = False) -> Array:
     """The variance with `correction` taken off the number of entries."""
     return jnp.var(x, axis=axes(dim), ddof=1 if correction is None else correction, keepdims=keepdim)
 
@@ -237,7 +237,8 @@ def avg_pool(dimensions: int) -> Callable[..., Array]:
     ) -> Array:
         entries = list(windows(dimensions, x, size, stride, padding, ceil_mode, 0))
         inside = windows(dimensions, jnp.ones_like(x), size, stride, padding, ceil_mode, 0)
-        return sum(entries) / (divisor_override or (len(entries) if count_include_pad else sum(inside)))
+        count = len(entries) if count_include_pad else reduce(jnp.add, inside)
+        return reduce(jnp.add, entries) / (divisor_override or count)
 
     return pooled
 

@@ -29,7 +29,8 @@ from fedbilevel.tasks.models.aten import OPERATIONS
 
 MEANINGLESS = {"device", "layout", "pin_memory", "memory_format", "non_blocking"}  # to JAX
 FEWER_ROWS = 2**31  # than any client has
-AGREEMENT = 0.03  # of the largest entry: above the rounding of any precision, below what another function would give
+AGREEMENT = 0.03  # of an array's largest entry: above the rounding of any precision, below what another function would give
+NOISE = 1e-3  # of the largest entry of all arrays: what rounding may leave of a gradient that is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,7 @@ def from_torch(module: Any, *inputs: Any) -> Converted:
     Args:
         module: in the mode and with the parameters to convert.
         inputs: what `forward` takes, arrays or tensors with at least one row each; the rows' values only serve to compare
-            the function with the module.
+            the function with the module. Doubles need `JAX_ENABLE_X64=1`, and are float32 without.
 
     Raises:
         InputError: the module is random, changes its buffers, or does what cannot be converted, which the line names.
@@ -113,7 +114,8 @@ def dtype(of_torch: Any) -> np.dtype:
 
 def example(torch: Any, module: Any, value: Any) -> Any:
     """Rows of an input as a tensor that suits the module: at least two, since a program for one row is for no other number."""
-    rows = value if isinstance(value, torch.Tensor) else torch.tensor(np.asarray(value))
+    with computing("a tensor of an input"):
+        rows = value if isinstance(value, torch.Tensor) else torch.tensor(np.asarray(value))
     require(rows.ndim > 0 and len(rows) > 0, "inputs", "arrays with at least one row", list(rows.shape))
     own = next((p for p in module.parameters() if p.is_floating_point()), rows)
     kind = own.dtype if rows.is_floating_point() else torch.int64 if rows.dtype == torch.int32 else rows.dtype
@@ -193,8 +195,8 @@ def refuse(module: Any, program: Any) -> None:
     changed = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
     if changed:
         raise InputError(
-            f"{name(module)} changes {', '.join(changed.values())} when called, as BatchNorm does in training: "
-            "call module.eval() first, or give BatchNorm track_running_stats=False"
+            f"{name(module)} changes {', '.join(changed.values())} when called, so it is no pure function: for the running "
+            "statistics of BatchNorm, call module.eval() or give it track_running_stats=False"
         )
     if any(rows.lower > 2 or rows.upper < FEWER_ROWS for rows in program.range_constraints.values()):
         raise InputError(f"{name(module)} branches on the number of rows: let it do the same for any number")
@@ -219,6 +221,7 @@ def function(torch: Any, module: Any, program: Any, start: Mapping[str, Array]) 
     constants = {key: copied(tensors[source]) for key, source in sources.items() if source and source not in start}
     rows = {node.name: tuple(node.meta["val"].shape[1:]) for node in program.graph.nodes if sources.get(node.name, "") is None}
     (output,) = (node for node in program.graph.nodes if node.op == "output")
+    steps: list[tuple[Any, Any]] = [(node, found(node.target)) for node in calls(program)]
 
     def apply(parameters: Mapping[str, Array], *inputs: Any) -> Any:
         check_parameters(start, parameters)
@@ -231,11 +234,11 @@ def function(torch: Any, module: Any, program: Any, start: Mapping[str, Array]) 
                 return values[argument.name]
             return dtype(argument) if isinstance(argument, torch.dtype) else argument
 
-        for node in calls(program):
+        for node, operation in steps:
             options = {key: value for key, value in node.kwargs.items() if key not in MEANINGLESS}
             arguments, options = torch.fx.node.map_aggregate((node.args, options), given)
             with computing(f"{node.target} in {place(node)} of {name(module)}"):
-                values[node.name] = found(node.target)(*arguments, **options)
+                values[node.name] = operation(*arguments, **options)
         return program.call_spec.out_spec.unflatten(torch.fx.node.map_aggregate(output.args[0], given))
 
     return apply
@@ -260,7 +263,8 @@ def compare(torch: Any, module: Any, converted: Converted, examples: tuple[Any, 
     with torch.enable_grad(), quietly(torch):
         theirs = floating(module(*examples))
         weights = [np.random.default_rng(0).standard_normal(output.shape) for output in theirs]
-        total = sum((o * torch.as_tensor(w).to(o)).sum() for o, w in zip(theirs, weights, strict=True))
+        products = [(o * torch.as_tensor(w).to(o)).sum() for o, w in zip(theirs, weights, strict=True)]
+        total = sum(products, torch.zeros(()))
         known = bool(trained) and total.requires_grad
         slopes = torch.autograd.grad(total, list(trained.values()), allow_unused=True) if known else [None] * len(trained)
     inputs = [copied(value) for value in examples]
@@ -279,8 +283,7 @@ def compare(torch: Any, module: Any, converted: Converted, examples: tuple[Any, 
 def agree(ours: list[Array], theirs: list[Array]) -> bool:
     """Whether arrays differ by no more than rounding."""
     sizes = [float(jnp.max(jnp.abs(jnp.nan_to_num(a)), initial=0)) for a in theirs]
-    noise = max([1.0, *sizes])
+    noise = NOISE * max([1.0, *sizes])
     return [a.shape for a in ours] == [a.shape for a in theirs] and all(
-        np.allclose(a, b, 0, AGREEMENT * size + float(jnp.finfo(b.dtype).eps) ** 0.5 * noise, equal_nan=True)
-        for a, b, size in zip(ours, theirs, sizes, strict=True)
+        np.allclose(a, b, 0, AGREEMENT * size + noise, equal_nan=True) for a, b, size in zip(ours, theirs, sizes, strict=True)
     )
