@@ -292,15 +292,20 @@ def test_windows_of_any_size_stride_padding_and_dilation(window, groups, kind):
     rng = np.random.default_rng(0)
     given = {"x": rng.standard_normal((2, 2, *shape)), "w": rng.standard_normal((4, 2 // groups, *size))}
     theirs = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
-    if kind == "convolution":
-        ours = lambda x, w: aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups)  # noqa: E731
-        torchs = lambda x, w: F.conv2d(x, w, None, stride, padding, dilation, groups)  # noqa: E731
-    elif kind == "max":
-        ours = lambda x, w: aten.max_pool(2)(x * w.sum(), size, stride, padding, dilation)  # noqa: E731
-        torchs = lambda x, w: F.max_pool2d(x * w.sum(), size, stride, padding, dilation)  # noqa: E731
-    else:
-        ours = lambda x, w: aten.avg_pool(2)(x * w.sum(), size, stride, padding, False, groups == 1)  # noqa: E731
-        torchs = lambda x, w: F.avg_pool2d(x * w.sum(), size, stride, padding, False, groups == 1)  # noqa: E731
+    ours, torchs = {
+        "convolution": (
+            lambda x, w: aten.convolution(x, w, None, stride, padding, dilation, False, (0, 0), groups),
+            lambda x, w: F.conv2d(x, w, None, stride, padding, dilation, groups),
+        ),
+        "max": (
+            lambda x, w: aten.max_pool(2)(x * w.sum(), size, stride, padding, dilation),
+            lambda x, w: F.max_pool2d(x * w.sum(), size, stride, padding, dilation),
+        ),
+        "mean": (
+            lambda x, w: aten.avg_pool(2)(x * w.sum(), size, stride, padding, False, groups == 1),
+            lambda x, w: F.avg_pool2d(x * w.sum(), size, stride, padding, False, groups == 1),
+        ),
+    }[kind]
     evaluate = jax.jit(lambda given: converted_derivatives(lambda p: ours(**p), given))
     assert_close(evaluate(given), derivatives(lambda: torchs(**theirs), theirs))
 
