@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation test-all examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation test-all test-torch examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -21,6 +21,10 @@ test-federation: .venv/developed
 test-all: .venv/developed
 	$(BIN)/pytest -m "not federation"
 	$(BIN)/pytest -m federation -n 0
+
+test-torch: .venv/developed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[torch,bench]'
+	$(BIN)/pytest tests/test_from_torch.py tests/test_docs.py tests/test_examples.py -m "not federation" -k torch
 
 examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m slow

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
     from fedbilevel.runs.solve import Solution as Solution
     from fedbilevel.runs.solve import solve as solve
+    from fedbilevel.tasks.models.from_torch import from_torch as from_torch
 
 _MODULES = {
     name: module
@@ -51,6 +52,7 @@ _MODULES = {
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
         "runs.solve": ["Solution", "solve"],
+        "tasks.models.from_torch": ["from_torch"],
     }.items()
     for name in names
 }

@@ -59,6 +59,13 @@ def test_equinox_modules_can_be_x_and_y(printed):
     assert numbers(printed("equinox_model.py"))[-1] > 0.9
 
 
+@pytest.mark.slow
+def test_labels_are_cleaned_for_a_torch_module(printed):
+    pytest.importorskip("torch")
+    trusting, cleaning = numbers(printed("torch_model.py"))
+    assert cleaning > trusting + 0.05
+
+
 def test_a_run_can_be_logged_to_tensorboard(printed, tmp_path):
     (error,) = numbers(printed("log_to_tensorboard.py"))
     (file,) = (tmp_path / "logs").iterdir()
