@@ -207,10 +207,11 @@ def test_fbo_aggitd_is_biased_by_sampling_even_with_equal_weights_and_says_so():
     assert len(keys) == 6
 
     def estimate(S):
-        clients = SimulatedClients(task.population, InTurn(S), jax.random.key(1))
-        cohort = clients.draw()
-        each = [algorithm.aggregate(jnp.asarray(X), jnp.asarray(Y), clients, cohort, key)[0] for key in keys.values()]
-        return jnp.stack(each).mean(0)
+        def with_its_Q(key):
+            clients = SimulatedClients(task.population, InTurn(S), jax.random.key(1))
+            return algorithm.aggregate(jnp.asarray(X), jnp.asarray(Y), clients, clients.draw(), key)[0]
+
+        return jax.vmap(with_its_Q)(jnp.stack([*keys.values()])).mean(0)
 
     means = [over_all_cohorts(estimate, np.array(list(itertools.combinations(range(7), n))), 1) for n in (1, 2, 3, 7)]
     off = [np.linalg.norm(mean - means[-1]) / np.linalg.norm(means[-1]) for mean in means[:-1]]
