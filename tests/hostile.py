@@ -34,7 +34,7 @@ class HostileServer(ExperimentServer):
         requests = {name: wire.encode(Request(expression, True, [])) for name, expression in asked.items()}
         said = {}
         for name, request in {**requests, "garbage": b"\x80\x04 garbage"}.items():
-            _, failures = transport.ask(dict.fromkeys(range(4), request))
+            _, failures = transport.ask(dict.fromkeys(range(len(self.sites)), request))
             said[name] = {m: failure.line for m, failure in failures.items()}
         for name in ("prepare", "_begin"):
             said[name] = {proxy.name: forced(proxy, name) for proxy in collab.clients}
@@ -63,7 +63,7 @@ def lying_rows():
         return reply
 
     ClientRuntime.answer = answer
-    part = Quadratic(clients=4, noise=0.1).build().population.only(1)
+    part = Quadratic(clients=3, noise=0.1).build().population.only(1)
     return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))
 
 
@@ -77,5 +77,5 @@ def slow_rows():
         return honest(self, data)
 
     ClientRuntime.answer = answer
-    part = Quadratic(clients=4, noise=0.1).build().population.only(1)
+    part = Quadratic(clients=3, noise=0.1).build().population.only(1)
     return tuple(jax.tree.map(np.asarray, shards.rows) for shards in (part.upper, part.lower))

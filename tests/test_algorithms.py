@@ -89,6 +89,12 @@ def quadratic(algorithm, **knobs):
     )
 
 
+def noisy(algorithm):
+    """Noisy quadratics of unequal weights. Tests that use them share programs, whose compilation is most of their time."""
+    task = quadratic(algorithm, noise=0.2).build()
+    return dataclasses.replace(task, population=weighted(task.population, np.arange(1.0, 7.0)))
+
+
 TRACED = []
 
 
@@ -143,8 +149,8 @@ PARTICIPATION = [
 @pytest.mark.parametrize(("name", "participation"), PARTICIPATION, ids=str)
 def test_both_engines_give_the_same_trajectory_and_traffic(name, participation):
     algorithm = short(name)
-    task = quadratic(algorithm, noise=0.2).build()
-    population = weighted(task.population, np.arange(1.0, 7.0))
+    task = noisy(algorithm)
+    population = task.population
     simulator = SimulatedEngine(population, participation)
     stores = [MemoryStore() for _ in range(population.size)]
     federation, _ = deployed(algorithm, population, participation, stores=stores)
@@ -281,7 +287,7 @@ def test_relabelling_clients_changes_nothing(name):
 @every_algorithm
 def test_measured_rounds_are_the_declared_formula_and_nothing_is_traced_twice(name):
     algorithm = short(name)
-    task = quadratic(algorithm, noise=0.1).build()
+    task = noisy(algorithm)
     simulator, declared = SimulatedEngine(task.population, Uniform(3)), []
     state, *_ = simulator.start(algorithm, task.x, task.y, jax.random.key(0))
     TRACED.clear()
@@ -298,7 +304,7 @@ def test_measured_rounds_are_the_declared_formula_and_nothing_is_traced_twice(na
 @pytest.mark.parametrize("name", ["fedmbo", parameter(False, "fedbio-local")])
 def test_chunks_of_a_cohort_change_nothing(name):
     algorithm = short(name)
-    task = quadratic(algorithm, noise=0.1).build()
+    task = noisy(algorithm)
     states = []
     for chunk_size in (None, 3):
         simulator = SimulatedEngine(task.population, Dropouts(Uniform(4), 0.3), chunk_size)

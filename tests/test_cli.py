@@ -11,7 +11,6 @@ import sys
 import time
 
 import jax
-import numpy as np
 import pytest
 
 from fedbilevel.algorithms import ALGORITHMS
@@ -314,18 +313,14 @@ def test_programs_are_kept_in_the_cache_folder_and_one_that_cannot_be_written_is
     assert any((tmp_path / "cache" / "fedbilevel" / "compiled").iterdir())
 
 
-LONG = ["run", "quadratic", "simfbo", "fedavg", "--knob", "noise=0.1", "--rounds", "20000", "--every", "500", "--out", "here"]
+DOUBLE = {**os.environ, "JAX_ENABLE_X64": "1"}  # as in this process, which resumes what another one began
+LONG = ["run", "quadratic", "simfbo", "fedavg", "--knob", "noise=0.1", "--rounds", "8000", "--every", "200", "--out", "here"]
 
 
-def started(folder, **environment):
+def started(folder):
     """A long run in a process of its own that has begun to write metrics."""
     process = subprocess.Popen(
-        [*COMMAND, *LONG],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
+        [*COMMAND, *LONG], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=DOUBLE
     )
     metrics = folder / "here" / "simfbo" / "metrics.jsonl"
     deadline = time.monotonic() + 90
@@ -340,17 +335,8 @@ def rows(folder, name):
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The long run, never stopped."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = subprocess.run([*COMMAND, *LONG], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_a_stopped_or_killed_run_goes_on_to_the_same_end(number, tmp_path, whole):
+def test_a_stopped_or_killed_run_goes_on_to_the_same_end(number, tmp_path, run):
     process = started(tmp_path)
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
@@ -360,26 +346,27 @@ def test_a_stopped_or_killed_run_goes_on_to_the_same_end(number, tmp_path, whole
         assert process.returncode == 128 + number, err
         assert err == "fedbilevel: stopped; continue with: fedbilevel resume here\n"
         assert (tmp_path / "here" / "simfbo" / "checkpoint").exists()
-    resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
-    for name in ("simfbo", "fedavg"):  # the second one had not begun
-        assert rows(tmp_path, name) == rows(whole, name)
+    code, _, err = run("resume", "here")
+    assert code == 0, err
+    resumed = [rows(tmp_path, name) for name in ("simfbo", "fedavg")]  # the second one had not begun
+    assert run(*LONG, "--force")[0] == 0  # this time to its end
+    assert resumed == [rows(tmp_path, name) for name in ("simfbo", "fedavg")]
 
 
-def test_a_disk_that_takes_no_more_is_said_in_one_line_and_the_run_can_go_on(tmp_path):
+def test_a_disk_that_takes_no_more_is_said_in_one_line_and_the_run_can_go_on(tmp_path, run):
     # the kernel refuses writes beyond three blocks of 512 bytes, as it does on a full disk
     arguments = ["run", "quadratic", "fedavg", *SMALL, "--every", "1", "--out", "here"]
     script = ["sh", "-c", 'ulimit -f 3; exec "$@"', "sh", *COMMAND, *arguments]
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment = {k: v for k, v in DOUBLE.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     failed = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert failed.returncode == 1 and failed.stderr.count("\n") == 1
     assert failed.stderr == "fedbilevel: here: File too large; fix that, then continue with: fedbilevel resume here\n"
-    resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
+    code, _, err = run("resume", "here")
+    assert code == 0, err
     assert [row["rounds"] for row in rows(tmp_path, "fedavg")] == list(range(61))
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(tmp_path):
+def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(tmp_path, run):
     arguments = ["run", "quadratic", "fedavg", *SMALL, "--out"]
     terminal, screen = pty.openpty()
     process = subprocess.Popen([*COMMAND, *arguments, "bar"], cwd=tmp_path, stdout=screen, env={**os.environ, "COLUMNS": "120"})
@@ -390,16 +377,15 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(tmp_path):
             shown += more
     os.close(terminal)
     assert process.wait() == 0 and b"round 60/60" in shown and "━".encode() in shown
-    piped = subprocess.run([*COMMAND, *arguments, "lines"], cwd=tmp_path, capture_output=True, text=True)
-    assert "\x1b" not in piped.stdout and "fedavg: round 60 of 60, x error " in piped.stdout
+    _, piped, _ = run(*arguments, "lines")
+    assert "\x1b" not in piped and "fedavg: round 60 of 60, x error " in piped
 
 
-def test_the_demo_cleans_better_than_chance_and_beats_training_on_everything(tmp_path):
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    done = subprocess.run([*COMMAND, "demo", "--out", "demo"], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    result = {name: json.loads((tmp_path / "demo" / name / "result.json").read_text()) for name in ("fedbioacc", "fedavg")}
-    assert result["fedbioacc"]["roc_auc"] > 0.95 and result["fedavg"]["roc_auc"] == 0.5
-    assert result["fedbioacc"]["test_accuracy"] > result["fedavg"]["test_accuracy"] + 0.02
-    assert np.isclose(result["fedbioacc"]["rounds"], result["fedavg"]["rounds"], atol=2)
-    assert "roc auc" in done.stdout and (tmp_path / "demo" / "curves.png").exists()
+def test_the_demo_cleans_labels_beside_fedavg_on_the_same_data(run, monkeypatch, tmp_path):
+    """What comes out: test_examples.py."""
+    monkeypatch.setattr("fedbilevel.command.run._execute", lambda *arguments: None)
+    assert run("demo", "--out", "demo")[0] == 0
+    cleaned, trusted = (json.loads((tmp_path / "demo" / n / "config.json").read_text()) for n in ("fedbioacc", "fedavg"))
+    assert cleaned["configuration"]["task"] == "data-cleaning"
+    for same in ("task", "knobs", "rounds", "seed"):
+        assert cleaned["configuration"][same] == trusted["configuration"][same]

@@ -1,10 +1,14 @@
-"""Every example runs, and ends where its text says."""
+"""Every example runs, and so does the demo, and ends where its text says."""
 
+import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -70,3 +74,16 @@ def test_a_run_can_be_logged_to_tensorboard(printed, tmp_path):
     (error,) = numbers(printed("log_to_tensorboard.py"))
     (file,) = (tmp_path / "logs").iterdir()
     assert error < 1 and file.name.startswith("events.") and b"x_error" in file.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_demo_cleans_better_than_chance_and_beats_training_on_everything(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "fedbilevel", "demo", "--out", "demo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    result = {name: json.loads((tmp_path / "demo" / name / "result.json").read_text()) for name in ("fedbioacc", "fedavg")}
+    assert result["fedbioacc"]["roc_auc"] > 0.95 and result["fedavg"]["roc_auc"] == 0.5
+    assert result["fedbioacc"]["test_accuracy"] > result["fedavg"]["test_accuracy"] + 0.02
+    assert np.isclose(result["fedbioacc"]["rounds"], result["fedavg"]["rounds"], atol=2)
+    assert "roc auc" in done.stdout and (tmp_path / "demo" / "curves.png").exists()

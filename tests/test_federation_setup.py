@@ -127,7 +127,11 @@ def test_runs_that_no_federation_can_take_are_refused(run, founded, arguments, m
 
 
 def test_a_server_that_is_not_there_is_said_in_one_line(founded):
-    done = subprocess.run([*COMMAND, "federation", "status", founded], capture_output=True, text=True, timeout=60)
+    script = (
+        f"import sys; sys.argv = ['fedbilevel', 'federation', 'status', {str(founded)!r}]\n"
+        "from fedbilevel.federation import session; session.CONNECT = 1.0\nfrom fedbilevel.command import main; main.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "the server at fed.example.org:9001 does not answer" in done.stderr
     assert done.stderr.count("\n") == 1 and "Traceback" not in done.stdout + done.stderr
 
