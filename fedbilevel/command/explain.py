@@ -21,7 +21,9 @@ class Explained(NamedTuple):
 
 def explained(name: str, entry: Entry) -> list[Explained]:
     """Every setting of what has that name on the command line."""
-    cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS else "ours"
+    cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS.bundled else "ours"
+    if not cls.__module__.startswith("fedbilevel."):
+        ours = ""
     rows = []
     for field, setting in settings(cls).items():
         source = setting.source or ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Annotated
 
@@ -10,9 +11,10 @@ from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
-from fedbilevel.command.options import console
+from fedbilevel.command.options import console, warn
 from fedbilevel.errors import InputError
-from fedbilevel.registry import Entry
+from fedbilevel.own_code import allow, is_reference, label
+from fedbilevel.registry import Entry, find
 from fedbilevel.settings import nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import SETS
@@ -24,33 +26,54 @@ def list_() -> None:
         console.print(title, style="bold")
         for name, entry in table.items():
             console.print(f"  {name:26} {entry.summary:56} {entry.paper}", soft_wrap=True)
+        for line in table.refused.values():
+            warn(line)
     console.print("data sets", style="bold")
     for name, source in SETS.items():
         console.print(f"  {name:26} {source.summary:56} {source.get or 'bundled'}", soft_wrap=True)
 
 
-def show(name: Annotated[str, typer.Argument(help="An algorithm or a task.")]) -> None:
+def show(
+    name: Annotated[str, typer.Argument(help="An algorithm or a task: a name, or your own FILE.py or FILE.py:NAME.")],
+) -> None:
     """Explain an algorithm or a task: what it does, its settings, their defaults and where they come from."""
-    known: dict[str, Entry] = {**ALGORITHMS, **TASKS}
-    if name not in known:
-        raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
-    cls = known[name].load()
-    console.print(sys.modules[cls.__module__].__doc__, soft_wrap=True)
+    entry, is_algorithm = _found(name)
+    name, cls = label(name), entry.load()
+    console.print(_explanation(cls), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in Explained._fields:
         table.add_column(column.replace("_", " "), overflow="fold")
-    entry = known[name]
     for row in explained(name, entry):
         table.add_row(*row)
     console.print(table)
     for run_option, value in entry.run.items():
         console.print(f"\nunless given: --{run_option.replace('_', '-')} {value}", soft_wrap=True)
-    if name in ALGORITHMS:
+    if is_algorithm:
         reported = entry.configure(name, {}).diagnostics()
         for number, meaning in reported.items():
             console.print(f"\nreports {number}: {meaning}", soft_wrap=True)
-    for task, other in TASKS.items() if name in ALGORITHMS else ():
+    for task, other in TASKS.bundled.items() if is_algorithm else ():
         suited = other.load().suited.get(task, {}).get(name)
         if suited:
             values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
             console.print(f"\non {task} ({suited.source}): {values}", soft_wrap=True)
+
+
+def _found(name: str) -> tuple[Entry, bool]:
+    """The entry of that name, and whether it is an algorithm's."""
+    if not is_reference(name):
+        known: dict[str, Entry] = {**ALGORITHMS, **TASKS}
+        if name not in known:
+            raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
+        return known[name], name in ALGORITHMS
+    allow(name)
+    try:
+        return find(ALGORITHMS, "algorithm", name), True
+    except InputError:
+        return find(TASKS, "task", name), False
+
+
+def _explanation(cls: type) -> str:
+    """What the module of one of ours says, and what a user's class says of itself."""
+    module = sys.modules[cls.__module__].__doc__ or ""
+    return module if cls.__module__.startswith("fedbilevel.") else f"{inspect.getdoc(cls) or module}\n"

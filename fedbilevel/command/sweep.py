@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,9 @@ from fedbilevel.command.options import (
     whole,
 )
 from fedbilevel.errors import InputError
+from fedbilevel.own_code import label
 from fedbilevel.report.styles import Style, find_style
+from fedbilevel.user_files import naming
 
 if TYPE_CHECKING:
     from fedbilevel.runs.sweeps.sweep import SweepFolder
@@ -51,7 +54,9 @@ def sweep(
     grid: Annotated[
         list[str],
         typer.Option(
-            "--grid", help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2: the same for both."
+            "--grid",
+            help="Hyperparameter, or knob of the task, and its values, NAME=V1,V2,...; may be repeated. "
+            "NAME1+NAME2: the same for both.",
         ),
     ],
     seeds: Annotated[int, option(whole, "Runs of every cell.")] = 3,
@@ -74,13 +79,12 @@ def sweep(
     """Run a grid of hyperparameters with several seeds each, small runs as one program, and find the best."""
     look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
-    from fedbilevel.registry import find
+    from fedbilevel.registry import chosen
     from fedbilevel.runs.options import RunOptions
     from fedbilevel.runs.sweeps.sweep import Sweep, SweepFolder, untied
     from fedbilevel.tasks import TASKS
 
-    find(TASKS, "task", task)
-    find(ALGORITHMS, "algorithm", algorithm)
+    task, algorithm = chosen(TASKS, task), chosen(ALGORITHMS, algorithm)
     options = RunOptions(
         **budget(rounds, steps),
         clients_per_round=clients_per_round,
@@ -104,15 +108,18 @@ def sweep(
         options,
         data_folder(data),
     )
-    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force, by)
+    folder = SweepFolder.create(out or new_folder("sweep", task, algorithm), described, force, by)
     _execute(folder, look)
 
 
-def continue_sweep(directory: Path, style: Style) -> None:
-    """Run what is missing of a sweep."""
+def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> None:
+    """Run what is missing of a sweep, with what the user says about its code."""
     from fedbilevel.runs.sweeps.sweep import SweepFolder
 
-    _execute(SweepFolder(directory), style)
+    folder = SweepFolder(directory)
+    with naming(directory):
+        folder.confirm_code(**said)
+    _execute(folder, style)
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
@@ -124,10 +131,10 @@ def _execute(folder: SweepFolder, style: Style) -> None:
     console = Console(highlight=False, markup=False)
     described = folder.sweep
     if folder.results():
-        note_changes(folder.path, changes_since(folder.versions))
+        note_changes(folder.path, changes_since(folder.versions, *described.packages()))
     total = len(described.cells()) * described.seeds
     try:
-        with stop_request() as stop, counted(console, described.algorithm, "run", total) as show:
+        with stop_request() as stop, counted(console, label(described.algorithm), "run", total) as show:
 
             def observe(done: int, rounds: int) -> None:
                 show(done, f"round {rounds}" if rounds else "")

@@ -111,7 +111,7 @@ class Site:
         own.agree(task_name, knobs)
         with _unsaid():
             task, population = own.load(knobs)
-        algorithm = find(ALGORITHMS, "algorithm", name).configure(name, values)
+        algorithm = find(ALGORITHMS.bundled, "algorithm", name).configure(name, values)
         known = call_shapes(algorithm, population, task.x, task.y)
         self._runtime = ClientRuntime(algorithm, population, number, weight, known, DiskStore(self._kit / "kept", identity))
         logger.info("takes part in run %s: %s with %s, as client %d", identity, task_name, name, number)

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 
 import jax
 
+PACKAGES = ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
 
-def versions_here() -> dict[str, str]:
-    """Those of Python and of the packages, and the device, by name."""
-    packages = {
-        name: importlib.metadata.version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
-    }
+
+def versions_here(*others: str) -> dict[str, str]:
+    """Those of Python, of our packages and of others, and the device, by name."""
+    packages = {name: importlib.metadata.version(name) for name in (*PACKAGES, *others)}
     device = jax.devices()[0]
     return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}
 
 
-def changes_since(versions: Mapping[str, str]) -> str:
-    """What is no longer as it was, in words; nothing if all is."""
-    here = versions_here()
+def changes_since(versions: Mapping[str, str], *others: str) -> str:
+    """What is no longer as it was, of these and of other packages, in words; nothing if all is."""
+    here = versions_here(*others)
     return ", ".join(f"{name} {old} (now {here[name]})" for name, old in versions.items() if here.get(name, old) != old)

@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,8 @@ import jax
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.devices import memory
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference, label
+from fedbilevel.registry import Entry, find
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS, Experiment
 from fedbilevel.runs.files import locked, require_place, write_atomically
@@ -36,6 +37,7 @@ from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, byt
 from fedbilevel.runs.versions import versions_here
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.base import Better
 from fedbilevel.user_files import Scalar, fitted, naming, read_json, read_json_lines
 
 MOST_RUNS = 100_000  # in a sweep: with a second each, more than a day
@@ -47,8 +49,8 @@ LARGE = 50_000_000  # bytes of a run from which on a CPU is busy with one, and s
 class Sweep:
     """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
 
-    A name of the grid may be several hyperparameters that have the same value, as in "eta_x+gamma_x". The values of the
-    grid are checked, and put in their setting's own type.
+    A name of the grid is a hyperparameter's, or a knob's where the algorithm has none of that name; it may be several that
+    have the same value, as in "eta_x+gamma_x". The values of the grid are checked, and put in their setting's own type.
     """
 
     task: str
@@ -60,30 +62,46 @@ class Sweep:
     options: RunOptions  # of all runs, but for their seed
     data: str = ""  # folder of the data set, if it is not bundled
     first_seed: int = 0
+    headline: str = ""  # the task's own metric, and which of its metrics' values are better: filled in
+    better: Better = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = settings(find(ALGORITHMS, "algorithm", self.algorithm).load())
+        if self.task in TASKS.bundled and self.algorithm in ALGORITHMS.bundled:
+            self.settle()
+        for name, given in self.grid.items():
+            if len(set(given)) < max(1, len(given)):
+                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
+        if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
+            raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
+        runs = self.seeds * math.prod(map(len, self.grid.values()))
+        if runs > MOST_RUNS:
+            raise InputError(f"this sweep has {runs:,} runs, and may have {MOST_RUNS:,}: give it fewer seeds or cells")
+
+    def settle(self) -> None:
+        """Check all values, convert the grid's, and fill in what the task says.
+
+        What is the package's own is settled at once, and the user's code only where the sweep is to be run.
+        """
+        task, algorithm = find(TASKS, "task", self.task), find(ALGORITHMS, "algorithm", self.algorithm)
+        hyperparameters, knobs = settings(algorithm.load()), settings(task.load())
+        known = {**hyperparameters, **knobs, **hyperparameters}
         names = [name for tied in self.grid for name in tied.split("+")]
         for name in names:
             if name not in known:
-                raise InputError(f"{self.algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
+                raise InputError(f"{label(self.algorithm)} has no hyperparameter {name!r}{nearest(name, known)}")
             if names.count(name) > 1:
                 raise InputError(f"--grid has {name} twice: name each hyperparameter once")
+            if name in self.knobs and name not in hyperparameters:
+                raise InputError(f"{name} is in --grid and in --knob: leave one out")
         values = {
-            tied: [parsed(self.algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            tied: [parsed(label(self.algorithm), first := tied.split("+")[0], known[first], v) for v in given]
             for tied, given in self.grid.items()
         }
-        for name, given in values.items():
-            if len(set(given)) < max(1, len(given)):
-                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
-        object.__setattr__(self, "grid", values)
-        if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
-            raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
-        runs = self.seeds * math.prod(map(len, values.values()))
-        if runs > MOST_RUNS:
-            raise InputError(f"this sweep has {runs:,} runs, and may have {MOST_RUNS:,}: give it fewer seeds or cells")
-        find(TASKS, "task", self.task).configure(self.task, self.knobs)
-        find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
+        task.configure(label(self.task), self.knobs)
+        algorithm.configure(label(self.algorithm), self.hyperparameters)
+        filled = {"grid": values, "headline": task.load().headline, "better": dict(task.load().better)}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
@@ -111,13 +129,27 @@ class Sweep:
 
     def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
         """Of one run."""
-        chosen = {**self.hyperparameters, **untied(cell)}
+        knobs, hyperparameters = self.chosen(cell)
         options = replace(self.options, seed=seed)
-        return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, options, data=self.data)
+        return Configuration.resolve(self.task, knobs, self.algorithm, hyperparameters, options, data=self.data)
+
+    def chosen(self, cell: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The knobs and the hyperparameters of a cell."""
+        known, values = settings(find(ALGORITHMS, "algorithm", self.algorithm).load()), untied(cell)
+        of_task = {name: value for name, value in values.items() if name not in known}
+        return {**self.knobs, **of_task}, {**self.hyperparameters, **{n: v for n, v in values.items() if n in known}}
+
+    def packages(self) -> list[str]:
+        """The other packages that offer its task or its algorithm."""
+        return self.configuration(self.cells()[0], self.first_seed).packages()
+
+    def title(self) -> str:
+        """What is swept, in words."""
+        return f"{label(self.algorithm)} on {label(self.task)}, {self.seeds} seeds"
 
     def ranked(self, cells: Sequence[Cell], metric: str) -> list[Cell]:
         """The best of its cells first, by this metric; those with a run that diverged last."""
-        sign = -1 if higher_is_better(self.task, metric) else 1
+        sign = -1 if self.better.get(metric) == "higher" else 1
 
         def rank(cell: Cell) -> tuple[bool, float]:
             mean = cell.mean(metric)
@@ -175,6 +207,7 @@ class Began:
     """What `sweep.json` holds beside the sweep; that of version 0.1 nothing."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
+    code: Hashes = field(default_factory=dict)  # of the user's files that define its task or its algorithm
 
 
 @dataclass(frozen=True)
@@ -205,6 +238,7 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
         """A new sweep, or the one that the folder holds if it is the same; ranked by a metric if one is given."""
         folder = cls(path)
+        sweep.settle()
         known = (path / "sweep.json").exists() and not force
         if known and folder.sweep != sweep:
             raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
@@ -220,16 +254,28 @@ class SweepFolder:
         if metric:
             write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
         if not known:  # last, since a folder without it holds no sweep
-            stored = {**sweep.plain(), "versions": versions_here()}
-            write_atomically(path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
+            folder._write(sweep, Began(versions_here(*sweep.packages()), hashes((sweep.task, sweep.algorithm))))
         return folder
+
+    def _write(self, sweep: Sweep, began: Began) -> None:
+        stored = {**sweep.plain(), **asdict(began)}
+        write_atomically(self.path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
+
+    def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
+        """Raise `InputError` unless the user's code that it needs may be executed, and is as it was or may have changed."""
+        sweep, began = self.sweep, read_json(self.path / "sweep.json", Began)
+        code = confirmed((sweep.task, sweep.algorithm), began.code, changed=changed, trusted=trusted)
+        if code != began.code:
+            with locked(self.path):
+                self._write(sweep, replace(began, code=code))
 
     @property
     def sweep(self) -> Sweep:
         """What is swept."""
         file = self.path / "sweep.json"
         values = read_json(file, dict[str, Any])
-        values.pop("versions", None)
+        for beside in fields(Began):
+            values.pop(beside.name, None)
         with naming(file):
             return Sweep.read(values)
 
@@ -242,7 +288,7 @@ class SweepFolder:
     def metric(self) -> str:
         """By which the cells are ranked: the task's own unless another was asked for."""
         file = self.path / "ranking.json"
-        return read_json(file, Ranking).metric if file.exists() else TASKS[self.sweep.task].load().headline
+        return read_json(file, Ranking).metric if file.exists() else self.sweep.headline
 
     def results(self) -> dict[tuple[str, int], Outcome]:
         """What is finished, by cell and seed; a line that a kill cut off is left out."""
@@ -312,10 +358,11 @@ class SweepFolder:
 
 
 def _alike(runs: Iterable[tuple[Any, Configuration]]) -> list[list[tuple[Any, Configuration]]]:
-    """The runs in groups whose algorithms differ in their real numbers alone."""
+    """The runs in groups of one task whose algorithms differ in their real numbers alone."""
     groups: dict[Any, list[tuple[Any, Configuration]]] = {}
     for run in runs:
-        groups.setdefault(jax.tree.structure(run[1].configured_algorithm()), []).append(run)
+        task, algorithm = tuple(run[1].knobs.items()), run[1].configured_algorithm()
+        groups.setdefault((task, jax.tree.structure(algorithm)), []).append(run)
     return list(groups.values())
 
 
@@ -337,16 +384,19 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
-    def table(values: Mapping[str, Any]) -> str:
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    def table(entry: Entry, owner: str, values: Mapping[str, Any]) -> str:
+        known = settings(entry.load())
+        return "".join(f"{name} = {json.dumps(parsed(owner, name, known[name], v))}\n" for name, v in values.items())
 
-    known = settings(ALGORITHMS[sweep.algorithm].load())
-    fixed = {name: parsed(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
-    knob_settings = settings(TASKS[sweep.task].load())
-    knobs = {name: parsed(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
+    def quoted(name: str) -> str:
+        return json.dumps(name, ensure_ascii=False)
+
+    knobs, hyperparameters = sweep.chosen(best.values)
+    task, algorithm = find(TASKS, "task", sweep.task), find(ALGORITHMS, "algorithm", sweep.algorithm)
+    key = quoted(sweep.algorithm) if is_reference(sweep.algorithm) else sweep.algorithm
     return (
         f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
         f"{len(best.outcomes)} seeds.\n"
-        f'task = "{sweep.task}"\n\n[knobs]\n{table(knobs)}\n'
-        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **untied(best.values)})}"
+        f"task = {quoted(sweep.task)}\n\n[knobs]\n{table(task, sweep.task, knobs)}\n"
+        f"[hyperparameters.{key}]\n{table(algorithm, sweep.algorithm, hyperparameters)}"
     )
