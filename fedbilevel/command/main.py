@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from fedbilevel.command import compilation, data, federation, report, reproduce, run, show, sweep
+from fedbilevel.command import compilation, data, federation, new, report, reproduce, run, show, sweep
 from fedbilevel.command.options import fail
 from fedbilevel.errors import Diverged, InputError
 
@@ -26,6 +26,7 @@ app.command("report")(report.report)
 app.command("watch")(report.watch)
 app.add_typer(data.app, name="data")
 app.add_typer(federation.app, name="federation")
+app.add_typer(new.app, name="new")
 
 
 def main() -> None:

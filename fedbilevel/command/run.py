@@ -160,11 +160,11 @@ def resume(
     RunFolder.complete(directory)
     folders = RunFolder.find(directory)
     for folder in folders:
-        if folder.result is None:
+        if folder.result is None or any(said.values()):
             with naming(folder.path):
                 folder.confirm_code(**said)
-            if (folder.path / "checkpoint").exists():
-                note_changes(folder.path, changes_since(folder.versions, *folder.configuration.packages()))
+        if folder.result is None and (folder.path / "checkpoint").exists():
+            note_changes(folder.path, changes_since(folder.versions, *folder.configuration.packages()))
     _execute(directory, folders, look)
 
 
