@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-import sys
 import sysconfig
 import traceback
 import warnings
@@ -65,8 +65,8 @@ def place(error: BaseException, file: str = "") -> str:
 
 def warn(said: str) -> None:
     """Warn at the line that called the package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(said, stacklevel=level)
 

@@ -111,6 +111,12 @@ def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
     return table[name]
 
 
+def require_known(table: Registry, name: str) -> None:
+    """Raise `InputError` unless there is such a name; whether a file has what it should is not looked at."""
+    if not own_code.is_reference(name):
+        find(table, table.kind, name)
+
+
 def in_full(table: Registry, name: str) -> str:
     """The name as it may be stored: a file's with the file in full, and with the name in it."""
     return own_code.resolved(name, table.kind) if own_code.is_reference(name) else name

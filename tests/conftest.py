@@ -14,6 +14,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and subprocesses in
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedbilevel-state-")  # which code the user has allowed
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
 import signal
 from pathlib import Path
 

@@ -261,7 +261,7 @@ def test_an_end_of_file_is_not_called_a_stop(run, monkeypatch):
     def broken(*arguments):
         raise EOFError("no more")
 
-    monkeypatch.setattr("fedbilevel.command.run.find", broken)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", broken)
     with pytest.raises(EOFError, match="no more"):
         run("run", "quadratic", "simfbo")
 
@@ -270,7 +270,7 @@ def test_ctrl_c_is_a_stop_with_its_own_exit_code(run, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbilevel.command.run.find", interrupted)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", interrupted)
     assert run("run", "quadratic", "simfbo") == (130, "", "fedbilevel: stopped\n")
 
 

@@ -62,10 +62,10 @@ def show(
 def _found(name: str) -> tuple[Entry, bool]:
     """The entry of that name, and whether it is an algorithm's."""
     if not is_reference(name):
-        known: dict[str, Entry] = {**ALGORITHMS, **TASKS}
-        if name not in known:
-            raise InputError(f"there is no algorithm or task {name!r}{nearest(name, known)}")
-        return known[name], name in ALGORITHMS
+        for table in (ALGORITHMS, TASKS):
+            if name in table:
+                return table[name], table is ALGORITHMS
+        raise InputError(f"there is no algorithm or task {name!r}{nearest(name, [*ALGORITHMS, *TASKS])}")
     allow(name)
     try:
         return find(ALGORITHMS, "algorithm", name), True

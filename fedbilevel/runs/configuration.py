@@ -14,8 +14,8 @@ import jax
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError
-from fedbilevel.own_code import is_reference, label
-from fedbilevel.registry import find, in_full
+from fedbilevel.own_code import label
+from fedbilevel.registry import find, in_full, require_known
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
@@ -78,9 +78,8 @@ class Configuration:
         own = {field.name for field in dataclasses.fields(cls)} - {"options"}
         options = {name: value for name, value in values.items() if name not in own}
         read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
-        for table, what, name in ((TASKS, "task", read.task), (ALGORITHMS, "algorithm", read.algorithm)):
-            if not is_reference(name):
-                find(table, what, name)
+        require_known(TASKS, read.task)
+        require_known(ALGORITHMS, read.algorithm)
         if read.algorithm in ALGORITHMS.bundled:
             read.configured_algorithm()
         return read

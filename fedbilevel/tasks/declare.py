@@ -118,7 +118,7 @@ def _class_of(function: Callable[..., Task]) -> type:
     """A class whose fields are the function's arguments, and whose `build` calls it."""
     name = function.__name__
     arguments = inspect.signature(function).parameters
-    body: dict[str, Any] = {"__doc__": function.__doc__, "__module__": function.__module__, "__annotations__": {}}
+    body: dict[str, Any] = {"__doc__": function.__doc__, "__module__": function.__module__ or "", "__annotations__": {}}
     for argument, parameter in arguments.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InputError(f"{name}: {parameter} must be a knob of its own, with a type and a default")

@@ -27,7 +27,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.devices import memory
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference, label
-from fedbilevel.registry import Entry, find
+from fedbilevel.registry import Entry, find, require_known
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS, Experiment
 from fedbilevel.runs.files import locked, require_place, write_atomically
@@ -66,6 +66,8 @@ class Sweep:
     better: Better = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_known(TASKS, self.task)
+        require_known(ALGORITHMS, self.algorithm)
         if self.task in TASKS.bundled and self.algorithm in ALGORITHMS.bundled:
             self.settle()
         for name, given in self.grid.items():
