@@ -67,7 +67,7 @@ class Registry(Mapping[str, Entry]):
         """The names that other packages offer in vain, with the reason in a line."""
         lines = {}
         for name, entries in self._offered.items():
-            packages = [entry.package for entry in entries]
+            packages = sorted(entry.package for entry in entries)
             if name in self.bundled:
                 lines[name] = f"{packages[0]} offers {name!r}, which is a name of fedbilevel's own: it needs another one"
             elif len(packages) > 1:
@@ -83,7 +83,7 @@ class Registry(Mapping[str, Entry]):
             summary = (point.dist.metadata["Summary"] or "") if point.dist else ""
             entry = Entry(module, name, summary, f"package {package}", package=package, kind=self.kind)
             found.setdefault(point.name, []).append(entry)
-        return found
+        return dict(sorted(found.items()))
 
     def __getitem__(self, name: str) -> Entry:
         if name in self.bundled:

@@ -14,9 +14,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and subprocesses in
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedbilevel-state-")  # which code the user has allowed
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-
 import signal
 from pathlib import Path
 
@@ -24,6 +21,8 @@ import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedbilevel-state-")  # which code the user has allowed
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 MAPS = Path("/proc/self/maps")
