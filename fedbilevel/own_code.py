@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedbilevel.errors import InputError, in_words, place, users_code
+from fedbilevel.errors import InputError, in_one_line, in_words, place, users_code
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import read_bytes
 
@@ -40,6 +40,11 @@ def offered(cls: Class, kind: str) -> Class:
 def offers(value: Any, kind: str) -> bool:
     """Whether it is a class that is itself offered as a task or an algorithm."""
     return isinstance(value, type) and vars(value).get(OFFERED_AS) == kind
+
+
+def is_ours(cls: type) -> bool:
+    """Whether a class is the package's own."""
+    return cls.__module__.startswith("fedbilevel.")
 
 
 def is_reference(name: str) -> bool:
@@ -112,7 +117,10 @@ def _path(name: str) -> Path:
     found = REFERENCE.fullmatch(name)
     if found is None or found[2] == "":
         raise InputError(f"{name!r} must be of the form FILE.py or FILE.py:NAME")
-    return Path(found[1]).expanduser().resolve()
+    try:
+        return Path(found[1]).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{in_one_line(found[1])} is no path of a file: {in_one_line(error)}") from None
 
 
 def _sha256(content: bytes) -> str:

@@ -15,32 +15,11 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.command import main
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import SETS
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no data set is there
-    monkeypatch.delenv("FEDBILEVEL_DATA", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
-        code = 0
-        try:
-            main.main()
-        except SystemExit as exit:
-            code = exit.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 import fedbilevel as fb
 from fedbilevel import own_code
-from fedbilevel.command import main
 from fedbilevel.registry import chosen, find
 from fedbilevel.tasks import TASKS
 
@@ -43,24 +42,6 @@ def small(weight: float = 1.0, clients: int = fb.count(2, "how many"), way: str 
 
     return fb.Task.of(f, g, 1.0, jnp.zeros(()), lower=[jnp.ones(3 + m) * m for m in range(clients)])
 """
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
-        code = 0
-        try:
-            main.main()
-        except SystemExit as exit:
-            code = exit.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +263,20 @@ def begun(run, tmp_path):
     (tmp_path / "here/simfbo/result.json").unlink()
     (tmp_path / "swept/results.jsonl").unlink()
     return tmp_path
+
+
+def test_an_own_algorithm_that_fails_and_a_picture_that_does_are_a_line_each(run, tmp_path):
+    (tmp_path / "method.py").write_text(METHOD.replace("x, y, u = state", "x, y = state"))
+    code, _, err = run("run", "quadratic", "method.py", "--rounds", 4)
+    assert code == 2 and re.fullmatch(r"fedbilevel: method\.py:\d+: ValueError: too many values to unpack.*\n", err)
+    (tmp_path / "own.py").write_text(
+        SMALL.replace("fb.Task.of(", "fb.Task.of(shown=lambda x: x.picture, *[").replace(
+            "g, 1.0, jnp.zeros(()),", "g, 1.0, jnp.zeros(())],"
+        )
+    )
+    assert run("run", "own.py", "simfbo", "--rounds", 4, "--out", "here")[0] == 0
+    assert run("report", "here")[0] == 0
+    assert "own.py:14: shown(x) cannot be computed: AttributeError" in (tmp_path / "report.html").read_text()
 
 
 def test_a_changed_file_stops_a_resume_unless_the_user_says_otherwise(run, begun):

@@ -13,7 +13,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
 from fedbilevel.command.options import console, warn
 from fedbilevel.errors import InputError
-from fedbilevel.own_code import allow, is_reference, label
+from fedbilevel.own_code import allow, is_ours, is_reference, label
 from fedbilevel.registry import Entry, find
 from fedbilevel.settings import nearest
 from fedbilevel.tasks import TASKS
@@ -76,4 +76,4 @@ def _found(name: str) -> tuple[Entry, bool]:
 def _explanation(cls: type) -> str:
     """What the module of one of ours says, and what a user's class says of itself."""
     module = sys.modules[cls.__module__].__doc__ or ""
-    return module if cls.__module__.startswith("fedbilevel.") else f"{inspect.getdoc(cls) or module}\n"
+    return module if is_ours(cls) else f"{inspect.getdoc(cls) or module}\n"

@@ -50,7 +50,7 @@ SHOWN = 10  # cells in the table
 
 def sweep(
     task: TaskName,
-    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune.")],
+    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune: a name, or your own FILE.py or FILE.py:NAME.")],
     grid: Annotated[
         list[str],
         typer.Option(

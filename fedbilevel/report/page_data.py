@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.core.problem import LOSSES
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, computing
 from fedbilevel.own_code import label
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curves import Curve, curves, described, diagnostics, differences, labels, metrics
@@ -111,7 +111,8 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     if x is not None and (x.shape != task.x.shape or x.dtype.kind != "f" or not np.isfinite(x).all()):
         raise InputError(f"x.npy must hold {task.x.size} finite numbers; given: {x.dtype}{list(x.shape)}")
     if x is not None and not np.array_equal(x, np.asarray(task.x)):
-        run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
+        with computing("shown(x)"):
+            run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
 
 
 def _part(part: Histogram | Gallery | Bars) -> dict[str, Any]:

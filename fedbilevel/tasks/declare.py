@@ -20,9 +20,9 @@ from typing import Any, TypeVar, dataclass_transform, overload
 
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError, in_words, require, users_code
-from fedbilevel.own_code import offered
+from fedbilevel.own_code import is_ours, offered
 from fedbilevel.settings import check_all, plain, settings
-from fedbilevel.tasks.base import Better, Task, suit
+from fedbilevel.tasks.base import Better, Suited, Task
 
 Class = TypeVar("Class", bound=type)
 DATA = "data"  # the argument that is no knob: the folder of data sets
@@ -78,7 +78,10 @@ def _declared(
     require(
         callable(getattr(cls, "build", None)), f"{name}", "a class with a method build(self, data) that returns a Task", cls
     )
-    said: dict[str, Any] = {"headline": headline, "better": better, "suited": suited and {name: suit("its author", **suited)}}
+    tables = isinstance(suited, Mapping | None) and all(isinstance(values, Mapping) for values in (suited or {}).values())
+    require(tables, f"{name}: suited", "a dictionary of hyperparameters by algorithm", suited)
+    by_name = {name: {of: Suited(values, "its author") for of, values in suited.items()}} if suited else {}
+    said: dict[str, Any] = {"headline": headline, "better": better, "suited": by_name}
     for trait, unless_given in (("headline", LOSSES[0]), ("better", {}), ("suited", {})):
         setattr(cls, trait, said[trait] or getattr(cls, trait, unless_given))
     require(isinstance(cls.headline, str), f"{name}: headline", "the name of a metric", cls.headline)
@@ -98,7 +101,7 @@ def _declared(
     for field in dataclasses.fields(cls):
         wanted = "a setting, such as real(0.1, ...)"
         require("setting" in field.metadata, f"{name}: {field.name}", wanted, field.default)
-    if not cls.__module__.startswith("fedbilevel."):
+    if not is_ours(cls):
         cls.build = _guarded(cls.build)
     return offered(cls, "task")
 
