@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -76,6 +75,8 @@ class Registry(Mapping[str, Entry]):
 
     @functools.cached_property
     def _offered(self) -> dict[str, list[Entry]]:
+        import importlib.metadata
+
         found: dict[str, list[Entry]] = {}
         for point in importlib.metadata.entry_points(group=f"fedbilevel.{self.kind}s"):
             module, _, name = (part.strip() for part in point.value.partition(":"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import importlib.util
 import keyword
 import re
@@ -67,7 +66,7 @@ def _write(table: Registry, name: str, defined: str, out: Path | None, arguments
         f"{module}.py": f"{table.kind}.py",
         f"test_{module}.py": f"test_{table.kind}.py",
     }
-    templates = importlib.resources.files("fedbilevel.command") / "templates"
+    templates = Path(__file__).parent / "templates"
     folder.mkdir(parents=True)
     for file, template in written.items():
         text = (templates / f"{template}.txt").read_text(encoding="utf-8")
