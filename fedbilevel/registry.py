@@ -6,6 +6,7 @@ file of the user's (`own_code`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
@@ -66,7 +67,7 @@ class Registry(Mapping[str, Entry]):
         """The names that other packages offer in vain, with the reason in a line."""
         lines = {}
         for name, entries in self._offered.items():
-            packages = sorted(entry.package for entry in entries)
+            packages = sorted({entry.package for entry in entries})
             if name in self.bundled:
                 lines[name] = f"{packages[0]} offers {name!r}, which is a name of fedbilevel's own: it needs another one"
             elif len(packages) > 1:
@@ -78,12 +79,13 @@ class Registry(Mapping[str, Entry]):
         import importlib.metadata
 
         found: dict[str, list[Entry]] = {}
-        for point in importlib.metadata.entry_points(group=f"fedbilevel.{self.kind}s"):
-            module, _, name = (part.strip() for part in point.value.partition(":"))
-            package = point.dist.name if point.dist else module
-            summary = (point.dist.metadata["Summary"] or "") if point.dist else ""
-            entry = Entry(module, name, summary, f"package {package}", package=package, kind=self.kind)
-            found.setdefault(point.name, []).append(entry)
+        for package in importlib.metadata.distributions():
+            with contextlib.suppress(Exception):  # of one that is damaged, which is not for us to say
+                for point in package.entry_points.select(group=f"fedbilevel.{self.kind}s"):
+                    module, _, defined = (part.strip() for part in point.value.partition(":"))
+                    name, summary = package.metadata["Name"], package.metadata["Summary"] or ""
+                    entry = Entry(module, defined, summary, f"package {name}", package=name, kind=self.kind)
+                    found.setdefault(point.name, []).append(entry)
         return dict(sorted(found.items()))
 
     def __getitem__(self, name: str) -> Entry:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,6 +340,7 @@ def offered(folder, package, tasks="", algorithms="", version="0.1"):
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\nSummary: from {package}\n")
     (info / "entry_points.txt").write_text(f"[fedbilevel.tasks]\n{tasks}\n[fedbilevel.algorithms]\n{algorithms}\n")
+    return info
 
 
 def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp_path):
@@ -346,6 +348,7 @@ def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp
     offered(site, "fb-small", "small = own_small:small", "mymethod = own_method:MyMethod")
     offered(site, "fb-broken", "gone = nowhere:task\nquadratic = own_small:small\ntwice = own_small:small\nodd = own_small:f")
     offered(site, "fb-other", "twice = own_small:small", "odd = own_small:small")
+    damaged = offered(site, "fb-damaged", "no value")
     (site / "own_small.py").write_text(SMALL)
     (site / "own_method.py").write_text(METHOD)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
@@ -362,6 +365,7 @@ def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp
         "fedbilevel: warning: fb-broken offers 'quadratic', which is a name of fedbilevel's own: it needs another one",
         "fedbilevel: warning: fb-broken and fb-other both offer 'twice': uninstall one of them",
     ]
+    shutil.rmtree(damaged)  # JAX does not start with such a package
     for name, message in {
         "gone": "the package fb-broken is broken: ModuleNotFoundError: No module named 'nowhere'",
         "twice": "fb-broken and fb-other both offer 'twice': uninstall one of them",

@@ -72,12 +72,11 @@ def _declared(
     better: Better | None = None,
     suited: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    require(callable(given), "@task", "on a function or a class", given)
+    require(isinstance(given, type) or inspect.isfunction(given), "@task", "on a function or a class", given)
     cls: Any = given if isinstance(given, type) else _class_of(given)
     name = cls.__name__
-    require(
-        callable(getattr(cls, "build", None)), f"{name}", "a class with a method build(self, data) that returns a Task", cls
-    )
+    builds = callable(getattr(cls, "build", None))
+    require(builds, name, "a class with a method build(self, data) that returns a Task", cls)
     tables = isinstance(suited, Mapping | None) and all(isinstance(values, Mapping) for values in (suited or {}).values())
     require(tables, f"{name}: suited", "a dictionary of hyperparameters by algorithm", suited)
     by_name = {name: {of: Suited(values, "its author") for of, values in suited.items()}} if suited else {}
@@ -101,7 +100,7 @@ def _declared(
     for field in dataclasses.fields(cls):
         wanted = "a setting, such as real(0.1, ...)"
         require("setting" in field.metadata, f"{name}: {field.name}", wanted, field.default)
-    if not is_ours(cls):
+    if "build" in vars(cls) and not is_ours(cls):
         cls.build = _guarded(cls.build)
     return offered(cls, "task")
 
