@@ -15,32 +15,11 @@ import numpy as np
 import pytest
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.command import main
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import SETS
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no data set is there
-    monkeypatch.delenv("FEDBILEVEL_DATA", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
-        code = 0
-        try:
-            main.main()
-        except SystemExit as exit:
-            code = exit.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -259,7 +238,7 @@ def test_an_end_of_file_is_not_called_a_stop(run, monkeypatch):
     def broken(*arguments):
         raise EOFError("no more")
 
-    monkeypatch.setattr("fedbilevel.command.run.find", broken)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", broken)
     with pytest.raises(EOFError, match="no more"):
         run("run", "quadratic", "simfbo")
 
@@ -268,7 +247,7 @@ def test_ctrl_c_is_a_stop_with_its_own_exit_code(run, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbilevel.command.run.find", interrupted)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", interrupted)
     assert run("run", "quadratic", "simfbo") == (130, "", "fedbilevel: stopped\n")
 
 

@@ -8,9 +8,9 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
-from fedbilevel.command import compilation, data, federation, report, reproduce, run, show, sweep
+from fedbilevel.command import compilation, data, federation, new, report, reproduce, run, show, sweep
 from fedbilevel.command.options import fail
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_words, place
 
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -26,10 +26,11 @@ app.command("report")(report.report)
 app.command("watch")(report.watch)
 app.add_typer(data.app, name="data")
 app.add_typer(federation.app, name="federation")
+app.add_typer(new.app, name="new")
 
 
 def main() -> None:
-    """Run the command; what a user can fix comes as one line, with exit code 2."""
+    """Run the command; what a user can fix, as in code of the user's own, comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     compilation.set_up()
     if len(sys.argv) == 1:
@@ -49,3 +50,8 @@ def main() -> None:
         raise error.__cause__ or error from None
     except KeyboardInterrupt:
         fail("stopped", STOPPED)
+    except Exception as error:
+        at = place(error)
+        if not at:
+            raise
+        fail(f"{at}{in_words(error)}", 2)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedbilevel.own_code import label
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Snapshot
 
@@ -27,7 +28,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
 
     if console.is_terminal:
         with _bar(console, unit) as bar:
-            task = bar.add_task(configuration.algorithm, total=total, headline="")
+            task = bar.add_task(label(configuration.algorithm), total=total, headline="")
 
             def advance(moment: Snapshot) -> None:
                 bar.update(task, completed=done(moment))
@@ -37,7 +38,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
             yield advance
         return
 
-    lines = _Lines(console, configuration.algorithm, headline, unit, total, done)
+    lines = _Lines(console, label(configuration.algorithm), headline, unit, total, done)
     yield lines.show
     lines.end()
 

@@ -8,6 +8,7 @@ import jax
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.devices import require_memory
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Everyone, Participation, require_participation
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -35,7 +36,10 @@ def simulation(task: Task, algorithm: Algorithm, *, participation: Participation
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
     )
-    return Experiment(task, algorithm, engine, checked)
+    experiment = Experiment(task, algorithm, engine, checked)
+    if not task.known_means:
+        check_means(task.population, task.x, task.y, algorithm.pooled)
+    return experiment
 
 
 def simulated(experiment: Experiment) -> SimulatedEngine:
