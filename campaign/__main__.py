@@ -1,4 +1,4 @@
-"""Run the campaign: `python -m campaign [--seed N] [--only TEXT] [--part inputs|calls|kills] [--small]`.
+"""Run the campaign: `python -m campaign [--seed N] [--only TEXT] [--part inputs|calls|kills] [--every N]`.
 
 It prints each failure with the command that repeats it, and one line of counts; it fails if there is any failure.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from campaign.case import Case
 from campaign.parts import PARTS, listing
 
 TESTS = Path(__file__).parent.parent / "tests"
@@ -30,17 +32,19 @@ def main() -> None:
         made = _prepared(Path(scratch))
         from campaign.workers import failures
 
-        counts, found = {}, []
+        counts, found = {}, 0
         for part in PARTS if given.part is None else (given.part,):
             listed = partial(listing, part, given.seed, made)
             cases = [case for case in listed() if given.only in case.name][:: given.every]
             counts[part] = len(cases)
-            found += [(part, failure) for failure in failures(listed, cases, made, given.workers)]
-    for part, failure in found:
-        print(f"\nFAILED {failure.shown}\n{failure.problem.strip()}")
-        print(f"again: python -m campaign --seed {given.seed} --part {part} --only {failure.case!r}")
-    print(f"campaign: {', '.join(f'{n} {PARTS[part]}' for part, n in counts.items())}: {len(found)} failures")
+            found += failures(listed, cases, made, given.workers, partial(_say, f"--seed {given.seed} --part {part}"))
+    print(f"campaign: {', '.join(f'{n} {PARTS[part]}' for part, n in counts.items())}: {found} failures")
     sys.exit(bool(found))
+
+
+def _say(chosen: str, case: Case, problem: str) -> None:
+    again = f"python -m campaign {chosen} --only {shlex.quote(case.name)}"
+    print(f"FAILED {case.shown or case.name}\n{problem.strip()}\nagain: {again}\n", flush=True)
 
 
 def _prepared(scratch: Path) -> Path:

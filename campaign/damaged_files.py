@@ -42,8 +42,8 @@ UNREAD = (".png", ".svg", ".md", "cells.csv", "best.toml", "results/mine.csv", "
 RANDOM = 5  # damages of each file
 
 
-def cases(made: Path, seed: int) -> list[Case]:
-    """Each damage of each file, with one of the commands that read it."""
+def cases(made: Path, seed: int, count: int) -> list[Case]:
+    """That many of all damages of all files, each with one of the commands that read it."""
     found = []
     for file in sorted(path for path in made.rglob("*") if path.is_file()):
         name = str(file.relative_to(made))
@@ -54,7 +54,7 @@ def cases(made: Path, seed: int) -> list[Case]:
             use = uses[k % len(uses)]
             title = f"{name}, {how}"
             found.append(Case(title, partial(_act, name, how, use, f"{seed} {title}"), f"fedbilevel {use}"))
-    return found
+    return random.Random(seed).sample(found, min(count, len(found)))
 
 
 def _act(name: str, how: str, use: str, seed: str, folder: Path) -> str:

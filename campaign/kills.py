@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -15,57 +16,65 @@ from typing import Any
 from campaign.case import Case
 from campaign.commands import Ended, ended
 
-WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree"}
+for module in ("report.curve_picture", "report.grid_picture", "report.panel_picture", "report.table", "runs.folder"):
+    importlib.import_module(f"fedbilevel.{module}")  # once, for all processes that are forked from this one
+importlib.import_module("fedbilevel.runs.reproductions.study")
+
+WRITES = {"os.rename", "os.remove", "os.rmdir", "os.truncate"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 KNOBS = "--knob clients=2 --knob x_dimension=2 --knob y_dimension=2"
-STARTS = {  # the command, how many of its first writes are the start, and what continues it
-    "a run": (f"run quadratic simfbo {KNOBS} --rounds 6 --every 2 --out out", 12, "resume out"),
-    "two runs": (f"run quadratic simfbo fedbio {KNOBS} --rounds 6 --every 2 --out out", 40, "resume out"),
-    "a run in place of another": ("run quadratic fedbioacc --rounds 5 --out taken --force", 16, "resume taken"),
-    "a stopped run": ("resume stopped", 12, "resume stopped"),
-    "a sweep": (
-        f"sweep quadratic simfbo {KNOBS} --rounds 4 --every 2 --grid gamma_x=0.01,0.02 --by upper_loss --out out",
-        14,
-        "resume out",
-    ),
-    "a reproduction": ("reproduce mine --plans plans --out new", 16, "reproduce mine --plans plans --out new"),
-    "a reproduction that is tuned": ("reproduce mine --tune --plans plans --out new", 16, ""),
+GRID = "--grid gamma_x=0.01,0.02"
+REPLACE = "run quadratic fedbioacc --rounds 5 --out taken --force"
+REPRODUCE = "reproduce mine --plans plans --out new"
+STARTS = {  # the command, how many writes it makes, and what continues it
+    "a run": (f"run quadratic simfbo {KNOBS} --rounds 6 --every 2 --out out", 15, "resume out"),
+    "two runs": (f"run quadratic simfbo fedbio {KNOBS} --rounds 6 --every 2 --out out", 30, "resume out"),
+    "a run in place of another": (REPLACE, 18, REPLACE),
+    "a stopped run": ("resume stopped", 11, "resume stopped"),
+    "a sweep": (f"sweep quadratic simfbo {KNOBS} --rounds 4 --every 2 {GRID} --by upper_loss --out out", 14, "resume out"),
+    "a reproduction": (REPRODUCE, 17, REPRODUCE),
+    "a reproduction that is tuned": (f"{REPRODUCE} --tune", 27, f"{REPRODUCE} --tune"),
 }
-SECONDS = "seconds"
+UNINTERRUPTED: dict[str, dict[str, Any]] = {}  # by command, what its folder holds then
 
 
 def cases() -> list[Case]:
-    """A kill before each write of each start."""
+    """A kill before each write of each command, and none where it has no further write."""
     return [
-        Case(f"killed before write {n} of {what}", partial(_act, command, again, n), f"fedbilevel {command}")
+        Case(f"killed before write {n} of {what}", partial(_act, command, again, writes, n), f"fedbilevel {command}")
         for what, (command, writes, again) in STARTS.items()
-        for n in range(writes)
+        for n in range(writes + 1)
     ]
 
 
-def _act(command: str, again: str, n: int, folder: Path) -> str:
-    line, known = command.split(), folder / "uninterrupted"
-    other = folder / "killed"
-    for place in (known, other):
-        place.mkdir()
-        for part in ("stopped", "plans"):
-            _copied(folder / part, place / part)
-        _copied(folder / "run", place / "taken/fedbioacc")
-    if (right := _apart(line, known, None)).code:
-        return f"uninterrupted, it ends with code {right.code}: {right.raised}{right.err}"
-    killed = _apart(line, other, n)
-    if killed.code == 0:
-        return ""  # it has fewer writes
-    if killed.code != -signal.SIGKILL:
-        return f"it was to be killed and ends with code {killed.code}: {killed.raised}{killed.err}"
-    end = _apart((again or command).split(), other, None)
+def _act(command: str, again: str, writes: int, n: int, folder: Path) -> str:
+    line, killed = command.split(), folder / "killed"
+    if command not in UNINTERRUPTED:
+        known = _place(folder, "uninterrupted")
+        right = _apart(line, known, None)
+        if right.code:
+            return f"uninterrupted, it ends with code {right.code}: {right.raised}{right.err}"
+        UNINTERRUPTED[command] = _numbers(known)
+    end = _apart(line, _place(folder, "killed"), n)
+    if (end.code == 0) != (n == writes):
+        return f"it has {'fewer' if end.code == 0 else 'more'} than {writes} writes: correct the campaign"
+    if end.code not in (0, -signal.SIGKILL):
+        return f"it was to be killed and ends with code {end.code}: {end.raised}{end.err}"
+    end = _apart(again.split(), killed, None)
     if end.code == 2 and "holds no run" in end.err:
-        end = _apart(line, other, None)
+        end = _apart(line, killed, None)
     if end.code:
         return f"continued, it ends with code {end.code}: {end.raised}{end.err}"
-    wanted, found = _numbers(known), _numbers(other)
+    wanted, found = UNINTERRUPTED[command], _numbers(killed)
     differing = [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]
     return f"continued, it has other numbers: {', '.join(differing)}" if differing else ""
+
+
+def _place(folder: Path, name: str) -> Path:
+    """Where a command runs: with plans, a run that was stopped, and one that may be replaced."""
+    for part, target in (("stopped", "stopped"), ("plans", "plans"), ("run", "taken/fedbioacc")):
+        _copied(folder / part, folder / name / target)
+    return folder / name
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -102,14 +111,21 @@ def _kill_before(n: int, folder: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event in WRITES or (event == "open" and (arguments[2] or 0) & WRITING):
-            path = arguments[0]
-            if isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(folder):
-                left -= 1
-                if left < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        if _changes(event, arguments) and os.path.abspath(arguments[0]).startswith(folder):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+
+
+def _changes(event: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether what is about to happen changes files."""
+    if event == "open":
+        return isinstance(arguments[0], (str, os.PathLike)) and bool((arguments[2] or 0) & WRITING)
+    if event == "os.mkdir":
+        return not os.path.exists(arguments[0]) and os.path.isdir(os.path.dirname(os.path.abspath(arguments[0])))
+    return event in WRITES and os.path.lexists(arguments[0])
 
 
 def _numbers(folder: Path) -> dict[str, Any]:
@@ -131,5 +147,5 @@ def _numbers(folder: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if k not in (SECONDS, "identity")}
+        return {k: _plain(v) for k, v in value.items() if k not in ("seconds", "identity")}
     return [_plain(v) for v in value] if isinstance(value, list) else value

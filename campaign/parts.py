@@ -7,7 +7,7 @@ from pathlib import Path
 from campaign.case import Case
 
 PARTS = {"inputs": "inputs", "calls": "library calls", "kills": "kills"}  # by name, in words
-LINES, CALLS = 450, 250  # of the many possible ones, chosen by the seed
+LINES, DAMAGES, CALLS = 250, 350, 250  # of the many possible ones, chosen by the seed
 
 
 def listing(part: str, seed: int, made: Path) -> list[Case]:
@@ -15,7 +15,7 @@ def listing(part: str, seed: int, made: Path) -> list[Case]:
     if part == "inputs":
         from campaign import command_lines, damaged_files
 
-        return [*command_lines.cases(seed, LINES), *damaged_files.cases(made, seed)]
+        return [*command_lines.cases(seed, LINES), *damaged_files.cases(made, seed, DAMAGES)]
     if part == "calls":
         from campaign import library_calls
 

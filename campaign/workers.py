@@ -7,11 +7,10 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 from campaign.case import LIMIT, Case
 
@@ -19,29 +18,20 @@ CASES_OF_ONE = 100  # since a process has room for some thousand compiled progra
 Listing = Callable[[], list[Case]]
 
 
-class Failure(NamedTuple):
-    """A case that did not end as it should."""
+def failures(listing: Listing, cases: Sequence[Case], made: Path, workers: int, say: Callable[[Case, str], None]) -> int:
+    """Run the cases, which a worker finds by their names in the listing; say each problem; how many there are."""
 
-    case: str
-    shown: str
-    problem: str
+    def run(part: Sequence[Case]) -> int:
+        found = 0
+        with _Worker(listing, made) as worker:
+            for case in part:
+                if problem := worker.problem(case.name):
+                    say(case, problem)
+                    found += 1
+        return found
 
-
-def failures(listing: Listing, cases: Iterable[Case], made: Path, workers: int) -> list[Failure]:
-    """Run the cases, which the worker finds by their names in the listing."""
-    waiting = list(cases)
-    parts = [waiting[k::workers] for k in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
-        return [failure for found in pool.map(lambda part: _run(listing, part, made), parts) for failure in found]
-
-
-def _run(listing: Listing, cases: list[Case], made: Path) -> list[Failure]:
-    found = []
-    with _Worker(listing, made) as worker:
-        for case in cases:
-            if problem := worker.problem(case.name):
-                found.append(Failure(case.name, case.shown or case.name, problem))
-    return found
+        return sum(pool.map(run, (cases[k::workers] for k in range(workers))))
 
 
 class _Worker:

@@ -24,15 +24,16 @@ app.command("sweep")(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("watch")(report.watch)
-app.add_typer(data.app, name="data")
-app.add_typer(federation.app, name="federation")
+GROUPS = {"data": data.app, "federation": federation.app}
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:
     """Run the command; what a user can fix comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     compilation.set_up()
-    if len(sys.argv) == 1:
+    if len(sys.argv) == 1 or (len(sys.argv) == 2 and sys.argv[1] in GROUPS):
         sys.argv.append("--help")
     try:
         if app(standalone_mode=False) == STOPPED:  # what Typer makes of Ctrl-C

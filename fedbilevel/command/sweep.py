@@ -116,21 +116,25 @@ def continue_sweep(directory: Path, style: Style) -> None:
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.command.progress import counted
+    from fedbilevel.command.progress import Pace, counted
     from fedbilevel.report import grid_picture
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 
     console = Console(highlight=False, markup=False)
     described = folder.sweep
-    if folder.results():
+    begun = folder.results()
+    if begun:
         note_changes(folder.path, changes_since(folder.versions))
     total = len(described.cells()) * described.seeds
     try:
         with stop_request() as stop, counted(console, described.algorithm, "run", total) as show:
+            first = Pace(console, f"the first runs of {described.algorithm}", described.options.rounds or 0)
 
             def observe(done: int, rounds: int) -> None:
                 show(done, f"round {rounds}" if rounds else "")
+                if rounds and done == len(begun):
+                    first.note(rounds)
                 stop.check()
 
             folder.execute(observe)
