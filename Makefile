@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation test-all examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation test-all campaign examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -21,6 +21,9 @@ test-federation: .venv/developed
 test-all: .venv/developed
 	$(BIN)/pytest -m "not federation"
 	$(BIN)/pytest -m federation -n 0
+
+campaign: .venv/developed
+	$(BIN)/python -m campaign
 
 examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m slow

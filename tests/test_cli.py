@@ -87,6 +87,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
         (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
+        (["run", "quadratic", "simfbo", "--set", "local_steps=2000000000"], "minutes or more here, in which it can be neither"),
         (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
         (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
         (["run", "quadratic", "simfbo", "--loss-bound", "0"], "loss_bound must be a number above 0"),
@@ -139,6 +140,12 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, arguments, message, tmp_pa
     assert message in err
     assert err.startswith("fedbilevel: ") and err.count("\n") == 1 and "Traceback" not in err + out
     assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["federation"]])
+def test_a_group_of_commands_alone_shows_its_help(run, group):
+    code, out, err = run(*group)
+    assert code == 0 and err == "" and "Usage:" in out and "Commands:" in out
 
 
 def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):

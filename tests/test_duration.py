@@ -24,8 +24,7 @@ def solve(**algorithm):
 
 
 @pytest.mark.parametrize("name", ["lower_rounds", "neumann_terms"])
-def test_a_step_that_takes_hours_is_refused_with_its_estimate_and_the_remedy(name, monkeypatch):
-    monkeypatch.setattr(duration.os, "cpu_count", lambda: 1)
+def test_a_step_that_takes_hours_is_refused_with_its_estimate_and_the_remedy(name):
     with pytest.raises(fb.InputError, match=rf"about \de\+\d+ operations and takes .* or more here.*lower {name}, which is 2"):
         solve(**{name: LONGEST}, beta=1e-9)
 
@@ -40,14 +39,22 @@ def test_the_operations_of_loops_are_counted_with_their_lengths():
         return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, looped))
 
     traced = jax.make_jaxpr(program)(jnp.ones((3, 3)), 5).jaxpr
-    operations, turns = duration._work(traced, rounds=11)
+    found = duration.work(traced, rounds=11)
     products, sines = 7 * 2 * 27, 11 * 9
-    assert turns == 7 + 11 and products + sines <= operations <= products + sines + 2 * 7 + 2 * 11 + 2
+    assert found.turns == 7 + 11 and found.large == 0
+    assert products + sines <= found.small <= products + sines + 2 * 7 + 2 * 11 + 2  # the loops' counters
+    large = duration.work(jax.make_jaxpr(jnp.dot)(jnp.ones((100, 100)), jnp.ones((100, 100))).jaxpr, rounds=1)
+    assert large == duration.Work(large=2e6)
+
+
+def test_only_large_operations_are_split_among_cores(monkeypatch):
+    monkeypatch.setattr(duration.os, "cpu_count", lambda: 4)
+    assert duration.Work(small=duration.OF_A_CORE, large=duration.OF_A_CORE).seconds() == 1.25
 
 
 def test_a_gpu_needs_time_for_every_turn(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert duration._seconds(1e6, 1e9) == pytest.approx(1e9 * duration.LAUNCH, rel=1e-3)
+    assert duration.Work(small=1e6, turns=1e9).seconds() == pytest.approx(1e9 * duration.LAUNCH, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,13 @@ def test_a_folder_in_place_of_a_file_is_refused_in_one_line(made, name, tmp_path
     with pytest.raises(InputError, match=os.path.basename(name)) as caught:
         USES[name](tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("replace", [os.mkfifo, lambda file: file.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("name", ["run/config.json", "run/x.npy", "settings.toml"])
+def test_what_would_be_read_for_ever_is_refused(made, name, replace, tmp_path):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    replace(tmp_path / name)
+    with pytest.raises(InputError, match=f"{os.path.basename(name)} cannot be read: it is not a file"):
+        RunFolder(tmp_path / "run").x() if name.endswith(".npy") else USES[name](tmp_path)

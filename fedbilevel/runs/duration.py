@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -23,6 +23,7 @@ from fedbilevel.settings import settings
 LONGEST = 300.0  # seconds of a step
 FEW = 10_000  # turns of loops in a step: with so few, what fits into memory does not take long
 OF_A_CORE, OF_A_GPU = 2e10, 1e13  # operations in a second; measured on small tasks: 4e9 to 1e10 a core
+SMALL = 1e5  # operations that one core does
 LAUNCH = 5e-6  # seconds that a turn of a loop takes on a GPU at least
 
 
@@ -39,13 +40,13 @@ def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
         return engine.step(algorithm, state, key)
 
     program = jax.make_jaxpr(step)(engine, shapes, key).jaxpr
-    operations, turns = _work(program, int(engine.rounds(algorithm, key)))
-    seconds = _seconds(operations, turns)
-    if seconds > LONGEST:
+    needed = work(program, int(engine.rounds(algorithm, key)))
+    if (seconds := needed.seconds()) > LONGEST:
         largest = max(counts, key=counts.__getitem__)
         raise InputError(
-            f"a step of {type(algorithm).__name__} has about {operations:.1g} operations and takes {in_words(seconds)} or more "
-            f"here, in which it can be neither stopped nor saved: lower {largest}, which is {counts[largest]}"
+            f"a step of {type(algorithm).__name__} has about {needed.small + needed.large:.1g} operations and takes "
+            f"{in_words(seconds)} or more here, in which it can be neither stopped nor saved: lower {largest}, which is "
+            f"{counts[largest]}"
         )
 
 
@@ -57,25 +58,37 @@ def in_words(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _seconds(operations: float, turns: float) -> float:
-    if jax.default_backend() == "cpu":
-        return operations / (OF_A_CORE * (os.cpu_count() or 1))
-    return operations / (OF_A_GPU * jax.device_count()) + turns * LAUNCH
+class Work(NamedTuple):
+    """What a program does."""
+
+    small: float = 0.0  # operations, in parts that are too small to be split among cores
+    large: float = 0.0  # operations in other parts
+    turns: float = 0.0  # of loops
+
+    def plus(self, other: Work, times: float = 1) -> Work:
+        """This, and another so many times."""
+        return Work(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+
+    def seconds(self) -> float:
+        """How long it takes on the devices that are there."""
+        if jax.default_backend() == "cpu":
+            return (self.small + self.large / (os.cpu_count() or 1)) / OF_A_CORE
+        return (self.small + self.large) / (OF_A_GPU * jax.device_count()) + self.turns * LAUNCH
 
 
-def _work(program: Any, rounds: int) -> tuple[float, float]:
-    """A program's operations and turns of loops; a loop whose length is not known communicates, once in a turn."""
-    operations, turns = 0.0, 0.0
+def work(program: Any, rounds: int) -> Work:
+    """What a traced program does; a loop whose length is not known communicates, once in a turn."""
+    total = Work()
     for equation in program.eqns:
-        within = [_work(inner, rounds) for inner in _inner(equation)]
-        if within:
-            length = equation.params.get("length", rounds if equation.primitive.name == "while" else 1)
-            looped = equation.primitive.name in ("scan", "while")
-            operations += length * sum(each for each, _ in within)
-            turns += length * (sum(each for _, each in within) + looped)
-        else:
-            operations += _operations(equation)
-    return operations, turns
+        name, inner = equation.primitive.name, list(_inner(equation))
+        for within in inner:
+            total = total.plus(work(within, rounds), equation.params.get("length", rounds if name == "while" else 1))
+        if name in ("scan", "while"):
+            total = total.plus(Work(turns=equation.params.get("length", rounds)))
+        if not inner:
+            operations = _operations(equation)
+            total = total.plus(Work(large=operations) if operations > SMALL else Work(small=operations))
+    return total
 
 
 def _inner(equation: Any) -> Iterator[Any]:
