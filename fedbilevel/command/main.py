@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -10,8 +11,9 @@ from typer.exceptions import TyperException
 
 from fedbilevel.command import compilation, data, federation, report, reproduce, run, show, sweep
 from fedbilevel.command.options import fail
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_one_line
 
+LONGEST = 2000  # characters of a message, which may hold whatever was given
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
@@ -32,6 +34,9 @@ for name, group in GROUPS.items():
 def main() -> None:
     """Run the command; what a user can fix comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # there is none where it was closed
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text, nor a terminal know η
     compilation.set_up()
     if len(sys.argv) == 1 or (len(sys.argv) == 2 and sys.argv[1] in GROUPS):
         sys.argv.append("--help")
@@ -39,9 +44,9 @@ def main() -> None:
         if app(standalone_mode=False) == STOPPED:  # what Typer makes of Ctrl-C
             raise KeyboardInterrupt
     except InputError as error:
-        fail(str(error), 2)
+        fail(in_one_line(error, LONGEST), 2)
     except TyperException as error:
-        fail(error.format_message(), 2)
+        fail(in_one_line(error.format_message(), LONGEST), 2)
     except Diverged as error:
         fail(str(error), 1)
     except OSError as error:

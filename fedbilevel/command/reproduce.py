@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, data_folder, fail, note_changes
+from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, console, data_folder, fail, note_changes
 from fedbilevel.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +45,6 @@ def reproduce(
     from fedbilevel.runs.reproductions.plan import FOLDER, read
     from fedbilevel.runs.reproductions.study import Study
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
     look = find_style(style)
     folder = plans or FOLDER
     if list_ or not name:
@@ -61,10 +58,10 @@ def reproduce(
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
     study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of)
-    _execute(console, study, tune)
-    _conclude(console, study, look, reduced=quick)
+    _execute(study, tune)
+    _conclude(study, look, reduced=quick)
     if publish:
-        _publish(console, study, folder)
+        _publish(study, folder)
 
 
 def _list(folder: Path) -> Table:
@@ -79,7 +76,7 @@ def _list(folder: Path) -> Table:
     return table
 
 
-def _execute(console: Console, study: Study, tune: bool) -> None:
+def _execute(study: Study, tune: bool) -> None:
     from fedbilevel.command.progress import counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
@@ -105,7 +102,7 @@ def _execute(console: Console, study: Study, tune: bool) -> None:
         fail(f"stopped; the same command goes on with what is missing in {study.path}", 128 + interrupted.signum)
 
 
-def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> None:
+def _conclude(study: Study, look: Style, reduced: bool) -> None:
     from fedbilevel.report import panel_picture, reproduction_page
     from fedbilevel.report.reproduction_text import heading
     from fedbilevel.runs.files import write_atomically
@@ -135,7 +132,7 @@ def _conclude(console: Console, study: Study, look: Style, reduced: bool) -> Non
     console.print(f"pictures: {', '.join(map(str, pictures))}", soft_wrap=True)
 
 
-def _publish(console: Console, study: Study, folder: Path) -> None:
+def _publish(study: Study, folder: Path) -> None:
     from PIL import Image
 
     from fedbilevel.report import reproduction_page

@@ -13,6 +13,7 @@ import jax
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.devices import require_devices
 from fedbilevel.errors import InputError
 from fedbilevel.registry import find
 from fedbilevel.runs.experiment import Experiment
@@ -77,7 +78,7 @@ class Configuration:
         own = {field.name for field in dataclasses.fields(cls)} - {"options"}
         options = {name: value for name, value in values.items() if name not in own}
         read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
-        find(TASKS, "task", read.task)
+        find(TASKS, "task", read.task).configure(read.task, read.knobs)
         read.configured_algorithm()
         return read
 
@@ -110,6 +111,7 @@ def _data_folder(name: str, given: str) -> str:
 
 
 def _precision() -> str:
+    require_devices()
     return jax.numpy.zeros(()).dtype.name
 
 

@@ -22,9 +22,9 @@ from fedbilevel.settings import settings
 
 LONGEST = 300.0  # seconds of a step
 FEW = 10_000  # turns of loops in a step: with so few, what fits into memory does not take long
-OF_A_CORE, OF_A_GPU = 2e10, 1e13  # operations in a second; measured on small tasks: 4e9 to 1e10 a core
+OF_A_CORE, OF_A_GPU = 2e10, 1e15  # operations in a second; on small tasks a core was measured to do 4e9 to 1e10
 SMALL = 1e5  # operations that one core does
-LAUNCH = 5e-6  # seconds that a turn of a loop takes on a GPU at least
+LAUNCH = 2e-6  # seconds that a turn of a loop takes on a GPU at least
 
 
 def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
