@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="run one in so many cases")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # some cases are no text
     with tempfile.TemporaryDirectory(prefix="campaign-") as scratch:
         made = _prepared(Path(scratch))
         from campaign.workers import failures

@@ -39,7 +39,8 @@ BASES = {  # a command that works, or is refused before it waits for anything
 ODD = [
     *("", " ", "-", "--", "-1", "0", "1", "1.5", "1e400", "nan", "inf", "-inf", "None", "true", "null", "2147483647"),
     *("2147483648", "-2147483649", "18446744073709551616", "9" * 5000, "1e-400", "0x10", "1_0", "٣", "é💥", "a\nb", "..", "/"),
-    *("=", ",", "a=b", "[]", "{}", "%s", "~", "nowhere/at/all", "run", "run/config.json", "x" * 300, "\t", "\udcff", "\x1b[31m", "'\""),
+    *("=", ",", "a=b", "[]", "{}", "%s", "~", "nowhere/at/all", "run", "run/config.json", "x" * 300, "\t"),
+    *("\udcff", "\x1b[31m", "'\""),
 ]
 LONG = {"--rounds", "--steps"}  # a long run is no malformed one
 SERVING = {"--open"}
