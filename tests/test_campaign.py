@@ -20,7 +20,7 @@ def files(tmp_path_factory):
 def test_a_few_of_its_inputs_end_well_or_in_one_line(files, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cases = [*command_lines.cases(0, 0)[::16], *damaged_files.cases(files, 0, 8)]
-    assert len(cases) == 12
+    assert len(cases) > 10
     for number, case in enumerate(cases):
         folder = tmp_path / str(number)
         shutil.copytree(files, folder)
