@@ -87,6 +87,6 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {in_one_line(message)}".removesuffix(": ")
 
 
-def in_one_line(text: object) -> str:
+def in_one_line(text: object, longest: int = LONGEST_LINE) -> str:
     """Untrusted text as one line for a log: printable and of bounded length."""
-    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:LONGEST_LINE]
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:longest]

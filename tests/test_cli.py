@@ -66,6 +66,7 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
         (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
         (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
+        (["run", "quadratic", "simfbo", "--set", "local_steps=2000000000"], "minutes or more here, in which it can be neither"),
         (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
         (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
         (["run", "quadratic", "simfbo", "--loss-bound", "0"], "loss_bound must be a number above 0"),
@@ -76,6 +77,7 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
         (["report", ".", "--out", "page.txt"], "the page's name must end in .html; given: page.txt"),
         (["watch", "no/such"], "no/such holds no run"),
         (["run", "quadratic", "simfbo", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
+        (["compare", ".", "--style", "a\nb\x1b[31m"], "--style must be one of screen, paper; given: a b[31m"),
         (["compare", ".", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
         (["data", "fetch", "digits"], "digits is bundled: nothing to fetch"),
@@ -118,6 +120,32 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, arguments, message, tmp_pa
     assert message in err
     assert err.startswith("fedbilevel: ") and err.count("\n") == 1 and "Traceback" not in err + out
     assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_names_that_are_no_text_and_a_closed_output_are_no_end(tmp_path):
+    def ends(*arguments, **how):
+        return subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, **how)
+
+    odd = os.fsencode("odd\udcff")
+    done = ends("run", "quadratic", "simfbo", "--rounds", "2", "--out", odd)
+    assert done.returncode == 0 and b"runs: odd\\udcff" in done.stdout and (tmp_path / os.fsdecode(odd)).is_dir()
+    ascii_only = ends("show", "simfbo", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert ascii_only.returncode == 0 and b"\\u03c4" in ascii_only.stdout
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *COMMAND, "list"], capture_output=True)
+    assert closed.returncode == 0 and closed.stderr == b""
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path):
+    asked = [*COMMAND, "run", "quadratic", "simfbo"]
+    done = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"JAX_PLATFORMS": "nonsense"}, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("fedbilevel: JAX cannot use a device here: Unable to initialize backend 'nonsense'")
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["federation"]])
+def test_a_group_of_commands_alone_shows_its_help(run, group):
+    code, out, err = run(*group)
+    assert code == 0 and err == "" and "Usage:" in out and "Commands:" in out
 
 
 def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):

@@ -21,7 +21,7 @@ from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.user_files import Scalar, naming, read_toml
 
-console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 120)
 
 
 def say(line: str) -> None:

@@ -219,11 +219,11 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     from fedbilevel.report.table import table
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
-    diverged = []
+    diverged, configurations = [], [folder.configuration for folder in folders]  # all are readable before any is run
     try:
         with stop_request() as stop:
-            for folder in folders:
-                configuration, ended = folder.configuration, folder.result
+            for folder, configuration in zip(folders, configurations, strict=True):
+                ended = folder.result
                 if ended is not None and ended["status"] == "diverged":
                     diverged.append(ended.get("reason", f"{folder.path} diverged"))
                 try:

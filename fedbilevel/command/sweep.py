@@ -125,20 +125,24 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.command.progress import counted
+    from fedbilevel.command.progress import Pace, counted
     from fedbilevel.report import grid_picture
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 
     described = folder.sweep
-    if folder.results():
+    begun, algorithm = folder.results(), label(described.algorithm)
+    if begun:
         note_changes(folder.path, changes_since(folder.versions, *described.packages()))
     total = len(described.cells()) * described.seeds
     try:
-        with stop_request() as stop, counted(console, label(described.algorithm), "run", total) as show:
+        with stop_request() as stop, counted(console, algorithm, "run", total) as show:
+            first = Pace(console, f"the first runs of {algorithm}", described.options.rounds or 0)
 
             def observe(done: int, rounds: int) -> None:
                 show(done, f"round {rounds}" if rounds else "")
+                if rounds and done == len(begun):
+                    first.note(rounds)
                 stop.check()
 
             folder.execute(observe)

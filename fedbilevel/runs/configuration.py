@@ -13,6 +13,7 @@ import jax
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.devices import require_devices
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
 from fedbilevel.registry import find, in_full, require_known
@@ -80,6 +81,8 @@ class Configuration:
         read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
         require_known(TASKS, read.task)
         require_known(ALGORITHMS, read.algorithm)
+        if read.task in TASKS.bundled:
+            TASKS[read.task].configure(read.task, read.knobs)
         if read.algorithm in ALGORITHMS.bundled:
             read.configured_algorithm()
         return read
@@ -126,6 +129,7 @@ def _data_folder(name: str, given: str) -> str:
 
 
 def _precision() -> str:
+    require_devices()
     return jax.numpy.zeros(()).dtype.name
 
 

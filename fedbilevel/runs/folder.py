@@ -119,7 +119,11 @@ class RunFolder:
     @classmethod
     def _begin_planned(cls, path: Path) -> list[RunFolder]:
         plan = path / STARTING
-        begin = {cls(path / Path(name).name): beginning for name, beginning in read_json(plan, dict[str, Beginning]).items()}
+        planned = read_json(plan, dict[str, Beginning])
+        with naming(plan):
+            for beginning in planned.values():
+                Configuration.read(beginning.configuration)
+        begin = {cls(path / Path(name).name): beginning for name, beginning in planned.items()}
         begun = [run if run.holds(b.identity) else run._begin(b) for run, b in begin.items()]
         plan.unlink()
         return begun
