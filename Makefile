@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation test-all test-torch examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation test-all test-torch campaign examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -25,6 +25,9 @@ test-all: .venv/developed
 test-torch: .venv/developed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[torch,bench]'
 	$(BIN)/pytest tests/test_from_torch.py tests/test_docs.py tests/test_examples.py -m "not federation" -k torch
+
+campaign: .venv/developed
+	$(BIN)/python -m campaign
 
 examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m slow

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedbilevel.core.participation import Uniform as Uniform
     from fedbilevel.core.population import Client as Client
     from fedbilevel.core.population import Population as Population
+    from fedbilevel.core.problem import Pair as Pair
+    from fedbilevel.core.problem import Point as Point
     from fedbilevel.core.problem import Problem as Problem
     from fedbilevel.core.sets import Ball as Ball
     from fedbilevel.core.sets import Box as Box
@@ -38,6 +40,14 @@ if TYPE_CHECKING:
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
     from fedbilevel.runs.solve import Solution as Solution
     from fedbilevel.runs.solve import solve as solve
+    from fedbilevel.settings import choice as choice
+    from fedbilevel.settings import count as count
+    from fedbilevel.settings import flag as flag
+    from fedbilevel.settings import real as real
+    from fedbilevel.settings import step_size as step_size
+    from fedbilevel.settings import text as text
+    from fedbilevel.tasks.base import Task as Task
+    from fedbilevel.tasks.declare import task as task
     from fedbilevel.tasks.models.from_torch import from_torch as from_torch
 
 _MODULES = {
@@ -48,16 +58,19 @@ _MODULES = {
         "errors": ["Diverged", "InputError"],
         "core.participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
         "core.population": ["Client", "Population"],
-        "core.problem": ["Problem"],
+        "core.problem": ["Pair", "Point", "Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
         "runs.solve": ["Solution", "solve"],
+        "settings": ["choice", "count", "flag", "real", "step_size", "text"],
+        "tasks.base": ["Task"],
+        "tasks.declare": ["task"],
         "tasks.models.from_torch": ["from_torch"],
     }.items()
     for name in names
 }
 
-_ALGORITHMS = {entry.name: entry for entry in ALGORITHMS.values()}
+_ALGORITHMS = {entry.name: entry for entry in ALGORITHMS.bundled.values()}
 __all__ = ["ALGORITHMS", *_ALGORITHMS, *_MODULES]
 
 

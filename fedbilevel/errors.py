@@ -1,9 +1,18 @@
 """Errors that are not defects of the package."""
 
+from __future__ import annotations
+
 import contextlib
+import inspect
+import os
+import sysconfig
+import traceback
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 LONGEST_LINE = 500  # characters
+PACKAGE, LIBRARY = os.path.join(os.path.dirname(__file__), ""), os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 class InputError(ValueError):
@@ -30,9 +39,54 @@ def computing(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise InputError(f"{what} cannot be computed: {type(error).__name__}: {in_one_line(error)}") from error
+        raise InputError(f"{place(error)}{what} cannot be computed: {in_words(error)}") from error
 
 
-def in_one_line(text: object) -> str:
+@contextlib.contextmanager
+def users_code(file: str) -> Iterator[None]:
+    """Within it, whatever comes from code in a user's file becomes `InputError` with the line of that file."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        at = place(error, file)
+        if not at:
+            raise
+        raise InputError(f"{at}{error if isinstance(error, InputError) else in_words(error)}") from error
+
+
+def place(error: BaseException, file: str = "") -> str:
+    """The line of a user's code, in this file if one is given, that an error comes from, as `FILE:LINE: `; "" if none."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno or 0))
+    lines = [(name, line) for name, line in frames if (name == file if file else _is_users(name))]
+    return f"{_short(lines[-1][0])}:{lines[-1][1]}: " if lines else ""
+
+
+def warn(said: str) -> None:
+    """Warn at the line that called the package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(said, stacklevel=level)
+
+
+def _is_users(file: str) -> bool:
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return not installed and not file.startswith(("<", PACKAGE, LIBRARY))
+
+
+def _short(file: str) -> str:
+    within = os.path.relpath(file)
+    return file if within.startswith(os.pardir) else within
+
+
+def in_words(error: BaseException) -> str:
+    """An error's type and message in one line."""
+    message = error.msg if isinstance(error, SyntaxError) else error
+    return f"{type(error).__name__}: {in_one_line(message)}".removesuffix(": ")
+
+
+def in_one_line(text: object, longest: int = LONGEST_LINE) -> str:
     """Untrusted text as one line for a log: printable and of bounded length."""
-    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:LONGEST_LINE]
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:longest]

@@ -1,20 +1,28 @@
-"""Tables of the names that the command line accepts. Reading one imports only this module."""
+"""Tables of the names that the command line accepts. Reading one imports only this module.
+
+A name is one of the package's own, one that another installed package offers by an entry point of the table's group, or a
+file of the user's (`own_code`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedbilevel.errors import InputError
+from fedbilevel import own_code
+from fedbilevel.errors import InputError, in_words, place
 from fedbilevel.settings import configure, nearest
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Entry(NamedTuple):
-    """Where a class is defined, its summary in one line, and the paper it comes from."""
+    """Where a class is defined, its summary in one line, and the paper or the package it comes from."""
 
     module: str
     name: str
@@ -24,10 +32,21 @@ class Entry(NamedTuple):
     defaults: Mapping[str, Any] = NOTHING  # the paper's values, which replace the class's own defaults
     ours: Mapping[str, Any] = NOTHING  # our values, where the paper gives none
     run: Mapping[str, Any] = NOTHING  # default options of a run
+    package: str = ""  # that offers it, if that is not this one
+    kind: str = ""  # as what that package offers it
 
     def load(self) -> Any:
         """The class itself."""
-        return getattr(importlib.import_module(self.module), self.name)
+        if not self.package:
+            return getattr(importlib.import_module(self.module), self.name)
+        try:
+            offered = getattr(importlib.import_module(self.module), self.name)
+        except (Exception, SystemExit) as error:
+            raise InputError(f"the package {self.package} is broken: {place(error)}{in_words(error)}") from error
+        if not own_code.offers(offered, self.kind):
+            decorated = own_code.DECORATORS[self.kind]
+            raise InputError(f"the package {self.package} offers {self.name}, which is no {self.kind}: decorate {decorated}")
+        return offered
 
     def configure(self, name: str, values: Mapping[str, Any]) -> Any:
         """An instance with these settings; the preset ones cannot be changed."""
@@ -37,8 +56,77 @@ class Entry(NamedTuple):
         return configure(self.load(), name, {**self.defaults, **self.ours, **values, **self.preset})
 
 
+class Registry(Mapping[str, Entry]):
+    """The package's own entries, then those that other packages offer; these are looked for when they are asked for."""
+
+    def __init__(self, kind: str, bundled: dict[str, Entry]):
+        self.kind, self.bundled = kind, bundled
+
+    @functools.cached_property
+    def refused(self) -> dict[str, str]:
+        """The names that other packages offer in vain, with the reason in a line."""
+        lines = {}
+        for name, entries in self._offered.items():
+            packages = sorted({entry.package for entry in entries})
+            if name in self.bundled:
+                lines[name] = f"{packages[0]} offers {name!r}, which is a name of fedbilevel's own: it needs another one"
+            elif len(packages) > 1:
+                lines[name] = f"{packages[0]} and {packages[1]} both offer {name!r}: uninstall one of them"
+        return lines
+
+    @functools.cached_property
+    def _offered(self) -> dict[str, list[Entry]]:
+        import importlib.metadata
+
+        found: dict[str, list[Entry]] = {}
+        for package in importlib.metadata.distributions():
+            with contextlib.suppress(Exception):  # of one that is damaged, which is not for us to say
+                for point in package.entry_points.select(group=f"fedbilevel.{self.kind}s"):
+                    module, _, defined = (part.strip() for part in point.value.partition(":"))
+                    name, summary = package.metadata["Name"], package.metadata["Summary"] or ""
+                    entry = Entry(module, defined, summary, f"package {name}", package=name, kind=self.kind)
+                    found.setdefault(point.name, []).append(entry)
+        return dict(sorted(found.items()))
+
+    def __getitem__(self, name: str) -> Entry:
+        if name in self.bundled:
+            return self.bundled[name]
+        if name in self.refused:
+            raise InputError(self.refused[name])
+        return self._offered[name][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.bundled, *(name for name in self._offered if name not in self.refused)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
-    """The entry of that name; `InputError` with the nearest names if there is none."""
+    """The entry of that name, of a registry also one in a file; `InputError` with the nearest names if there is none."""
+    if isinstance(table, Registry) and own_code.is_reference(name):
+        path, _, own = own_code.resolved(name, what).rpartition(":")
+        if own in table:
+            raise InputError(f"{path} has a {what} {own!r}, and so has {table[own].package or 'fedbilevel'}: rename yours")
+        return Entry(own_code.load(Path(path)).__name__, own, "", path)
     if name not in table:
         raise InputError(f"there is no {what} {name!r}{nearest(name, table)}")
     return table[name]
+
+
+def require_known(table: Registry, name: str) -> None:
+    """Raise `InputError` unless there is such a name; whether a file has what it should is not looked at."""
+    if not own_code.is_reference(name):
+        find(table, table.kind, name)
+
+
+def in_full(table: Registry, name: str) -> str:
+    """The name as it may be stored: a file's with the file in full, and with the name in it."""
+    return own_code.resolved(name, table.kind) if own_code.is_reference(name) else name
+
+
+def chosen(table: Registry, name: str) -> str:
+    """The same for a name that the user gives, and so allows; `InputError` if there is nothing of that name."""
+    own_code.allow(name)
+    find(table, table.kind, name)
+    return in_full(table, name)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import math
 import numbers
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -84,6 +87,25 @@ def choice(default: str, meaning: str, options: Iterable[str], *, source: str = 
 def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
     """Text of a certain form; `fits` may raise `ValueError` for any other."""
     return _field(default, Setting(str, meaning, source, wanted, fits))
+
+
+def plain(owner: str, name: str, kinds: Mapping[str, Any], default: Any) -> Any:
+    """A setting that has just a type, which `kinds` gives by name, and a default; `InputError` unless they serve."""
+    kind = kinds.get(name)
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    if optional:
+        kind = next((k for k in typing.get_args(kind) if k is not type(None)), None)
+    options = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    if options and all(isinstance(option, str) for option in options):
+        setting = Setting(str, "", "", "one of " + ", ".join(options), lambda v: v in options)
+    elif isinstance(kind, type) and kind in wanted:
+        setting = Setting(kind, "", "", wanted[kind], lambda v: kind is not float or math.isfinite(v))
+    else:
+        raise InputError(f"{owner}: {name} must have the type int, float, bool, str or a Literal of texts; given: {kind}")
+    if default is inspect.Parameter.empty:
+        raise InputError(f"{owner}: {name} must have a default value")
+    return _field(None if default is None and optional else checked(owner, f"the default of {name}", setting, default), setting)
 
 
 def _field(default: Any, setting: Setting) -> Any:

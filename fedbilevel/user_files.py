@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import stat
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +28,18 @@ Scalar = bool | int | float | str | None  # a value of a setting
 def read_bytes(path: Path) -> bytes:
     """The content of a file."""
     try:
+        require_file(path)
         return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"there is no file {path}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def require_file(path: Path) -> None:
+    """Raise `InputError` if it is there and no file: reading a pipe or a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path} cannot be read: it is not a file")
 
 
 def read_toml(path: Path, kind: type[Kind], **given: Any) -> Kind:
@@ -136,8 +144,11 @@ def _in_words() -> Iterator[None]:
 def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
     """The open file, for NumPy alone to read: on foreign bytes it may raise anything."""
     try:
+        require_file(path)
         with path.open("rb") as file:
             yield file
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{path} is not {what} ({in_one_line(error)})") from None
 

@@ -16,6 +16,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and subprocesses in
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import signal
+import sys
 from pathlib import Path
 
 import jax
@@ -23,6 +24,8 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay: looking for garbage was a sixth of the tests' time
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedbilevel-state-")  # which code the user has allowed
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 MAPS = Path("/proc/self/maps")
@@ -41,3 +44,25 @@ def _no_sudden_end():
     """The command lets a closed pipe end it, which must not outlast the tests that call it in this process."""
     yield
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
+    from fedbilevel.command import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no data set is there
+    monkeypatch.delenv("FEDBILEVEL_DATA", raising=False)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
+        code = 0
+        try:
+            main.main()
+        except SystemExit as exit:
+            code = exit.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

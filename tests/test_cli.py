@@ -14,32 +14,11 @@ import jax
 import pytest
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.command import main
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import SETS
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
 SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """Run the command in this process, in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # no data set is there
-    monkeypatch.delenv("FEDBILEVEL_DATA", raising=False)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedbilevel", *map(str, arguments)])
-        code = 0
-        try:
-            main.main()
-        except SystemExit as exit:
-            code = exit.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -86,6 +65,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
         (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
+        (["run", "quadratic", "simfbo", "--set", "local_steps=2000000000"], "minutes or more here, in which it can be neither"),
         (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
         (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
         (["run", "quadratic", "simfbo", "--loss-bound", "0"], "loss_bound must be a number above 0"),
@@ -96,6 +76,7 @@ def run(monkeypatch, capsys, tmp_path):
         (["report", ".", "--out", "page.txt"], "the page's name must end in .html; given: page.txt"),
         (["watch", "no/such"], "no/such holds no run"),
         (["run", "quadratic", "simfbo", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
+        (["compare", ".", "--style", "a\nb\x1b[31m"], "--style must be one of screen, paper; given: a b[31m"),
         (["compare", ".", "--style", "poster"], "--style must be one of screen, paper; given: poster"),
         (["data", "fetch", "mnits"], "there is no data set 'mnits'; did you mean mnist"),
         (["data", "fetch", "digits"], "digits is bundled: nothing to fetch"),
@@ -138,6 +119,32 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, arguments, message, tmp_pa
     assert message in err
     assert err.startswith("fedbilevel: ") and err.count("\n") == 1 and "Traceback" not in err + out
     assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+def test_names_that_are_no_text_and_a_closed_output_are_no_end(tmp_path):
+    def ends(*arguments, **how):
+        return subprocess.run([*COMMAND, *arguments], cwd=tmp_path, capture_output=True, **how)
+
+    odd = os.fsencode("odd\udcff")
+    done = ends("run", "quadratic", "simfbo", "--rounds", "2", "--out", odd)
+    assert done.returncode == 0 and b"runs: odd\\udcff" in done.stdout and (tmp_path / os.fsdecode(odd)).is_dir()
+    ascii_only = ends("show", "simfbo", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert ascii_only.returncode == 0 and b"\\u03c4" in ascii_only.stdout
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *COMMAND, "list"], capture_output=True)
+    assert closed.returncode == 0 and closed.stderr == b""
+
+
+def test_a_device_that_is_not_there_is_one_line(tmp_path):
+    asked = [*COMMAND, "run", "quadratic", "simfbo"]
+    done = subprocess.run(asked, cwd=tmp_path, env=os.environ | {"JAX_PLATFORMS": "nonsense"}, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("fedbilevel: JAX cannot use a device here: Unable to initialize backend 'nonsense'")
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["federation"]])
+def test_a_group_of_commands_alone_shows_its_help(run, group):
+    code, out, err = run(*group)
+    assert code == 0 and err == "" and "Usage:" in out and "Commands:" in out
 
 
 def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
@@ -258,7 +265,7 @@ def test_an_end_of_file_is_not_called_a_stop(run, monkeypatch):
     def broken(*arguments):
         raise EOFError("no more")
 
-    monkeypatch.setattr("fedbilevel.command.run.find", broken)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", broken)
     with pytest.raises(EOFError, match="no more"):
         run("run", "quadratic", "simfbo")
 
@@ -267,7 +274,7 @@ def test_ctrl_c_is_a_stop_with_its_own_exit_code(run, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbilevel.command.run.find", interrupted)
+    monkeypatch.setattr("fedbilevel.command.run.chosen", interrupted)
     assert run("run", "quadratic", "simfbo") == (130, "", "fedbilevel: stopped\n")
 
 

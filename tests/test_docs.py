@@ -99,9 +99,13 @@ def test_the_code_of_every_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["tutorial.md", "report.md"])  # those of federation.md need several machines
+@pytest.mark.parametrize("page", ["tutorial.md", "report.md", "new-task.md"])  # federation.md's need several machines
 def test_the_commands_of_every_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if page == "new-task.md":
+        make_rows, task, _ = blocks(ROOT / "docs" / page, "python")
+        exec(make_rows, {})
+        (tmp_path / "mine.py").write_text(task)
     for line in "".join(blocks(ROOT / "docs" / page, "sh")).splitlines():
         monkeypatch.setattr(sys, "argv", line.split())
         main.main()

@@ -334,8 +334,8 @@ def test_solving_again_with_other_step_sizes_compiles_nothing_anew(caplog):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(algorithm="simfbo"), "algorithm must be an instance such as FedBiOAcc"),
-        (dict(algorithm=fb.SimFBO), "algorithm must be an instance such as FedBiOAcc"),
+        (dict(algorithm="simfboo"), "there is no algorithm .simfboo.; did you mean simfbo"),
+        (dict(algorithm=fb.SimFBO), "algorithm must be a name or an instance such as FedBiOAcc"),
         (dict(lower=np.ones((2, 3, 2))), "lower must be a list with one entry per client, not ndarray"),
         (dict(lower=[np.ones((3, 2)), np.ones((3, 4))]), "client 1's rows have another shape"),
         (dict(weights=["a", "b"]), "weights must be 2 numbers above 0"),

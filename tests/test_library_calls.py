@@ -183,7 +183,7 @@ REFUSED = [
     refused("f: not hashable", lambda: solve(f=Unhashable()), "f must be hashable", "Unhashable"),
     # how long, how much, how random
     refused("algorithm: None", lambda: solve(algorithm=None), "algorithm", "None"),
-    refused("algorithm: its name", lambda: solve(algorithm="simfbo"), "algorithm", "'simfbo'"),
+    refused("algorithm: a wrong name", lambda: solve(algorithm="simfb"), "algorithm", "'simfb'"),
     refused("algorithm: its class", lambda: solve(algorithm=fb.SimFBO), "algorithm", "SimFBO"),
     refused("algorithm: not decorated", lambda: solve(algorithm=NotDecorated()), "@algorithm", "NotDecorated"),
     refused("neither rounds nor steps", lambda: solve(steps=None), "rounds", "steps"),

@@ -1,7 +1,6 @@
 """The report page as a reader meets it, in a browser; pictures; and the page of a run that is going on."""
 
 import base64
-import dataclasses
 import http.client
 import io
 import json
@@ -20,7 +19,7 @@ import pytest
 from PIL import Image
 from scipy.stats import t
 
-from fedbilevel.registry import Entry
+from fedbilevel.registry import chosen
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curve_picture import draw
 from fedbilevel.report.curves import Curve, curves, labels
@@ -36,8 +35,6 @@ from fedbilevel.runs.stopping import stop_request
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep
 from fedbilevel.tasks import TASKS
-from fedbilevel.tasks.quadratic import Quadratic
-from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Picture, Shown
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
@@ -163,8 +160,18 @@ def test_a_learned_loss_is_told_by_class(opened, tmp_path):
     assert complaints == []
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnTask(Quadratic):
+OWN_TASK = '''
+import dataclasses
+
+import numpy as np
+
+import fedbilevel as fb
+from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.tasks.shown import Bars, Gallery, Histogram, Picture, Shown
+
+
+@fb.task
+class Own(Quadratic):
     """A task that the report knows nothing of, which shows its x in every way there is."""
 
     def build(self, data=""):
@@ -178,11 +185,13 @@ class OwnTask(Quadratic):
             )
 
         return dataclasses.replace(super().build(data), shown=shown)
+'''
 
 
-def test_a_task_of_ones_own_shows_its_x_in_the_same_ways(monkeypatch, opened, tmp_path):
-    monkeypatch.setitem(TASKS, "own", Entry(__name__, "OwnTask", "one's own", ""))
-    folders = [executed(tmp_path / name, "own", {"clients": 3}, name, rounds=10, every=10) for name in ("simfbo", "fedbio")]
+def test_a_task_of_ones_own_shows_its_x_in_the_same_ways(opened, tmp_path):
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    own = chosen(TASKS, str(tmp_path / "own.py"))
+    folders = [executed(tmp_path / name, own, {"clients": 3}, name, rounds=10, every=10) for name in ("simfbo", "fedbio")]
     shown = contents(folders)
     (tmp_path / "report.html").write_text(page(shown))
     tab, complaints, _ = opened((tmp_path / "report.html").as_uri(), ready="#learned .main-svg")

@@ -114,3 +114,17 @@ def test_a_sweep_begins_whole_or_not_at_all(tmp_path):
         if not died:
             break
     assert left > 4
+
+
+def test_a_start_that_was_damaged_begins_no_run(tmp_path):
+    folder = tmp_path / "out"
+    for left in itertools.count():
+        DEATH.comes(folder, left, lambda: begin(folder, configurations(2)))
+        if (folder / "starting.json").exists():
+            break
+    plan = folder / "starting.json"
+    plan.write_text(plan.read_text().replace('"noise": 0.0', '"noise": -1'))
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(InputError, match=r"starting.json: quadratic: noise must be a number of at least 0; given: -1"):
+        RunFolder.complete(folder)
+    assert sorted(folder.rglob("*")) == before

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedbilevel.registry import NOTHING, Entry
+from fedbilevel.registry import NOTHING, Entry, Registry
 
 LI = "Li, Huang and Huang, NeurIPS 2023"
 HUANG = "Huang, Zhang and Ji, ICML 2023"
@@ -18,7 +18,7 @@ def _entry(module: str, cls: str, summary: str, paper: str, defaults: Mapping[st
     return Entry(f"fedbilevel.algorithms.{module}", cls, summary, paper, preset, defaults)
 
 
-ALGORITHMS = {
+BUNDLED = {
     "fedbioacc": _entry("fedbioacc", "FedBiOAcc", "local steps on x, y and u with STORM momenta", LI),
     "fedbio": _entry("fedbio", "FedBiO", "local steps on x, y and u, averaged", LI),
     "fedbioacc-local": _entry("fedbioacc_local", "FedBiOAccLocal", "FedBiO-Local with STORM momenta", LI),
@@ -62,3 +62,5 @@ ALGORITHMS = {
     ),
     "fedavg": _entry("fedavg", "FedAvg", "trains y alone: a baseline without the upper level", "McMahan et al., AISTATS 2017"),
 }
+
+ALGORITHMS = Registry("algorithm", BUNDLED)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform, final
 import jax
 from jax import Array
 
+from fedbilevel import own_code
 from fedbilevel.core.clients import Clients
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
@@ -87,11 +88,12 @@ class Scheduled(Algorithm):
         """The scheduled values at an outer step, by name."""
 
 
-def require_algorithm(value: object) -> None:
-    """Raise `InputError` unless it is an instance of an algorithm."""
+def require_algorithm(value: object) -> Algorithm:
+    """The value; `InputError` unless it is an instance of an algorithm."""
     if not isinstance(value, Algorithm):
-        raise InputError(f"algorithm must be an instance such as FedBiOAcc(), not {in_one_line(repr(value))}")
+        raise InputError(f"algorithm must be a name or an instance such as FedBiOAcc(), not {in_one_line(repr(value))}")
     require(dataclasses.is_dataclass(value), "algorithm", "an instance of a class decorated with @algorithm", value)
+    return value
 
 
 Class = TypeVar("Class", bound=type)
@@ -122,4 +124,4 @@ def algorithm(cls: Class) -> Class:
         return instance
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
-    return final(cls)
+    return final(own_code.offered(cls, "algorithm"))

@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from fedbilevel.command.options import Data, Knobs, assignments, console, data_folder, option, picture_path, say, target
+from fedbilevel.command.options import (
+    Data,
+    Knobs,
+    TaskName,
+    assignments,
+    console,
+    data_folder,
+    option,
+    picture_path,
+    say,
+    target,
+)
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.registry import chosen, find
 
 if TYPE_CHECKING:
     from fedbilevel.tasks.data.fetch import File
@@ -39,7 +51,7 @@ def fetch(
 
 @app.command()
 def show(
-    task: Annotated[str, typer.Argument(help="A task; 'fedbilevel list' names them.")],
+    task: TaskName,
     knob: Knobs = None,
     data: Data = "",
     out: Annotated[Path | None, typer.Option(help="The picture to write; TASK-holdings.png unless given.")] = None,
@@ -48,11 +60,13 @@ def show(
     from fedbilevel.report import holdings_picture
     from fedbilevel.tasks import TASKS
 
-    path = picture_path(out or Path(f"{task}-holdings.png"))
-    held = find(TASKS, "task", task).configure(task, assignments("--knob", knob)).build(data_folder(data)).holdings
+    task = chosen(TASKS, task)
+    name = label(task)
+    path = picture_path(out or Path(f"{name}-holdings.png"))
+    held = find(TASKS, "task", task).configure(name, assignments("--knob", knob)).build(data_folder(data)).holdings
     if held is None:
-        raise InputError(f"{task} has no classes to draw: its clients hold numbers that the task generates")
-    holdings_picture.holdings(held, f"who holds what: {task}", path)
+        raise InputError(f"{name} has no classes to draw: its clients hold numbers that the task generates")
+    holdings_picture.holdings(held, f"who holds what: {name}", path)
     for purpose, counts in held.counts.items():
         sizes, kinds = (_range(each) for each in (counts.sum(1), (counts > 0).sum(1)))
         units = held.unit if kinds == "1" else {"class": "classes"}.get(held.unit, f"{held.unit}s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.own_code import is_ours
 from fedbilevel.registry import Entry
 from fedbilevel.settings import settings
 
@@ -21,7 +22,8 @@ class Explained(NamedTuple):
 
 def explained(name: str, entry: Entry) -> list[Explained]:
     """Every setting of the algorithm or task of that name."""
-    cls, ours = entry.load(), "ours: converges on quadratic" if name in ALGORITHMS else "ours"
+    cls = entry.load()
+    ours = "" if not is_ours(cls) else "ours: converges on quadratic" if name in ALGORITHMS.bundled else "ours"
     rows = []
     for field, setting in settings(cls).items():
         source = setting.source or ours

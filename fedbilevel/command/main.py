@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
 import typer
 from typer.exceptions import TyperException
 
-from fedbilevel.command import compilation, data, federation, report, reproduce, run, show, sweep
+from fedbilevel.command import compilation, data, federation, new, report, reproduce, run, show, sweep
 from fedbilevel.command.options import fail
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.errors import Diverged, InputError, in_one_line, in_words, place
 
+LONGEST = 2000  # characters of a message, which may hold whatever was given
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
@@ -24,23 +26,27 @@ app.command("sweep")(sweep.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("watch")(report.watch)
-app.add_typer(data.app, name="data")
-app.add_typer(federation.app, name="federation")
+GROUPS = {"data": data.app, "federation": federation.app, "new": new.app}
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:
-    """Run the command; what a user can fix comes as one line, with exit code 2."""
+    """Run the command; what a user can fix, as in code of the user's own, comes as one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # there is none where it was closed
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text, nor a terminal know η
     compilation.set_up()
-    if len(sys.argv) == 1:
+    if len(sys.argv) == 1 or (len(sys.argv) == 2 and sys.argv[1] in GROUPS):
         sys.argv.append("--help")
     try:
         if app(standalone_mode=False) == STOPPED:  # Typer's exit code for Ctrl-C
             raise KeyboardInterrupt
     except InputError as error:
-        fail(str(error), 2)
+        fail(in_one_line(error, LONGEST), 2)
     except TyperException as error:
-        fail(error.format_message(), 2)
+        fail(in_one_line(error.format_message(), LONGEST), 2)
     except Diverged as error:
         fail(str(error), 1)
     except OSError as error:
@@ -49,3 +55,8 @@ def main() -> None:
         raise error.__cause__ or error from None
     except KeyboardInterrupt:
         fail("stopped", STOPPED)
+    except Exception as error:
+        at = place(error)
+        if not at:
+            raise
+        fail(f"{at}{in_words(error)}", 2)

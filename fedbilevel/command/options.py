@@ -14,13 +14,14 @@ from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.registry import find, in_full
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.user_files import Scalar, naming, read_toml
 
-console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
+console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 120)
 
 
 def say(line: str) -> None:
@@ -59,7 +60,9 @@ def option(parser: Callable[[str], Any], help: str) -> Any:
     return typer.Option(parser=parser, metavar=METAVARS[parser.__name__], help=help)
 
 
-TaskName = Annotated[str, typer.Argument(help="What to solve; 'fedbilevel list' names the tasks.")]
+TaskName = Annotated[
+    str, typer.Argument(help="What to solve: a name in 'fedbilevel list', or your own FILE.py or FILE.py:NAME.")
+]
 Rounds = Annotated[int | None, option(whole, "Budget of communication rounds, the same for every algorithm. [1000]")]
 Steps = Annotated[int | None, option(whole, "Number of outer steps instead of rounds.")]
 ClientsPerRound = Annotated[int | None, option(whole, "How many clients take part in a round; all unless given.")]
@@ -103,19 +106,20 @@ def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
 
 def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
     """Each algorithm's own values: what is set for it by name overrides what is set for all that have such a field."""
-    fields = {name: settings(ALGORITHMS[name].load()) for name in algorithms}
-    values: dict[str, dict[str, Any]] = {name: {} for name in algorithms}
+    by_label = {label(name): name for name in algorithms}
+    fields = {short: settings(find(ALGORITHMS, "algorithm", name).load()) for short, name in by_label.items()}
+    values: dict[str, dict[str, Any]] = {short: {} for short in by_label}
     for name, value in sorted(assignments("--set", texts).items(), key=lambda pair: "." in pair[0]):
         owner, dot, field = name.rpartition(".")
         if dot and owner not in values:
-            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(algorithms)}")
-        takers = [owner] if dot else [a for a in algorithms if field in fields[a]]
-        known = list(dict.fromkeys(f for a in ([owner] if dot else algorithms) for f in fields[a]))
+            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(by_label)}")
+        takers = [owner] if dot else [a for a in by_label if field in fields[a]]
+        known = list(dict.fromkeys(f for a in ([owner] if dot else by_label) for f in fields[a]))
         if field not in known:
-            raise InputError(f"{owner or ' and '.join(algorithms)} has no hyperparameter {field!r}{nearest(field, known)}")
+            raise InputError(f"{owner or ' and '.join(by_label)} has no hyperparameter {field!r}{nearest(field, known)}")
         for taker in takers:
             values[taker][field] = value
-    return values
+    return {by_label[short]: given for short, given in values.items()}
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,10 @@ class Settings:
     hyperparameters: Mapping[str, Mapping[str, Scalar]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, values in self.hyperparameters.items():
-            find(ALGORITHMS, "algorithm", name).configure(name, values)
+        in_full_names = {in_full(ALGORITHMS, name): values for name, values in self.hyperparameters.items()}
+        for name, values in in_full_names.items():
+            find(ALGORITHMS, "algorithm", name).configure(label(name), values)
+        object.__setattr__(self, "hyperparameters", in_full_names)
 
     @classmethod
     def read(cls, path: Path | None, task: str | None = None) -> Settings:
@@ -136,9 +142,9 @@ class Settings:
         read = read_toml(path, cls) if path else cls()
         if path and task is not None:
             with naming(path):
-                if read.task not in ("", task):
+                if read.task and in_full(TASKS, read.task) != task:
                     raise InputError(f"it is for {read.task}, not for {task}")
-                find(TASKS, "task", task).configure(task, read.knobs)
+                find(TASKS, "task", task).configure(label(task), read.knobs)
         return read
 
     def of(self, algorithm: str) -> Mapping[str, Scalar]:
@@ -151,9 +157,9 @@ SettingsFile = Annotated[
 ]
 
 
-def new_folder(name: str) -> Path:
+def new_folder(*names: str) -> Path:
     """A folder under runs/ that does not exist yet."""
-    stamp = Path("runs") / f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    stamp = Path("runs") / f"{'-'.join(map(label, names))}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
 
 
@@ -161,6 +167,11 @@ def note_changes(began: Path, changes: str) -> None:
     """Say what has changed since something that is now continued began, if anything has."""
     if changes:
         say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
+
+
+def warn(message: str) -> None:
+    """Print a line on stderr about what does not stop the command."""
+    print(f"fedbilevel: warning: {message}", file=sys.stderr)
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedbilevel.own_code import label
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.duration import in_words
 from fedbilevel.runs.experiment import Snapshot
 
 LINES = 10  # plain lines in a run
+SURE = 5.0  # seconds after which a pace says something about the rest
+LONG = 86400.0  # seconds
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
 
     if console.is_terminal:
         with _bar(console, unit) as bar:
-            task = bar.add_task(configuration.algorithm, total=total, headline="")
+            task = bar.add_task(label(configuration.algorithm), total=total, headline="")
 
             def advance(moment: Snapshot) -> None:
                 bar.update(task, completed=done(moment))
@@ -37,7 +41,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
             yield advance
         return
 
-    lines = _Lines(console, configuration.algorithm, headline, unit, total, done)
+    lines = _Lines(console, label(configuration.algorithm), headline, unit, total, done)
     yield lines.show
     lines.end()
 
@@ -48,19 +52,16 @@ class _Lines:
     def __init__(self, console: Console, name: str, headline: str, unit: str, total: int, done: Callable[[Snapshot], int]):
         self._console, self._name, self._headline, self._unit = console, name, headline, unit
         self._total, self._done = total, done
-        self._next, self._clock, self._unshown = 0, list[tuple[float, int]](), ""
+        self._next, self._unshown, self._pace = 0, "", Pace(console, name, total)
 
     def show(self, moment: Snapshot) -> None:
         now = self._done(moment)
-        if len(self._clock) < 2:  # the first stretch compiles: time is measured from its end, the second moment
-            self._clock.append((time.monotonic(), now))
+        left = self._pace.note(now)
         if moment.metrics is None:
             return
         self._unshown = f"{self._name}: {self._unit} {now} of {self._total}, {_value(self._headline, moment)}"
         if now >= self._next:
-            since, first = self._clock[-1]
-            left = (time.monotonic() - since) * (self._total - now) / max(now - first, 1)
-            self._print(self._unshown + (f", {left:.0f} s left" if self._total > now > first else ""))
+            self._print(self._unshown + (f", {left:.0f} s left" if left and self._total > now else ""))
             self._next = now + max(1, self._total // LINES)
 
     def end(self) -> None:
@@ -70,6 +71,28 @@ class _Lines:
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
         self._unshown = ""
+
+
+class Pace:
+    """How long the rest of something takes at the pace so far; said once if that is more than a day."""
+
+    def __init__(self, console: Console, name: str, total: int):
+        self._console, self._name, self._total = console, name, total
+        self._clock, self._said = list[tuple[float, int]](), False
+
+    def note(self, done: int) -> float | None:
+        """The seconds that are left now that so much is done; None while there is no pace."""
+        now = time.monotonic()
+        if len(self._clock) < 2:  # what comes first compiles: time is measured from its end, the second note
+            self._clock.append((now, done))
+        since, first = self._clock[-1]
+        if done <= first:
+            return None
+        left = (now - since) * (self._total - done) / (done - first)
+        if left > LONG and now - since > SURE and not self._said:
+            self._said = True
+            self._console.print(f"{self._name}: at this pace the rest takes {in_words(left)}", soft_wrap=True)
+        return left
 
 
 def _value(headline: str, moment: Snapshot) -> str:
@@ -100,11 +123,12 @@ def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Call
             task = bar.add_task(name, total=total, headline="")
             yield lambda done, word: bar.update(task, completed=done, headline=word)
         return
-    shown: set[int] = set()
+    shown, pace = set[int](), Pace(console, name, total)
 
     def line(done: int, word: str) -> None:
         if not word and done not in shown:
             shown.add(done)
+            pace.note(done)
             console.print(f"{name}: {done} of {total} {unit}s", soft_wrap=True)
 
     yield line

@@ -42,10 +42,12 @@ from fedbilevel.command.options import (
 )
 from fedbilevel.command.sweep import continue_sweep
 from fedbilevel.errors import Diverged, InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.registry import chosen
 from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import settings as settings_of
 from fedbilevel.tasks import TASKS
+from fedbilevel.user_files import naming
 
 if TYPE_CHECKING:
     from fedbilevel.runs.configuration import Configuration
@@ -58,7 +60,13 @@ LONGEST_ROUND = 24 * 3600  # seconds
 
 def run(
     task: TaskName,
-    algorithms: Annotated[list[str], typer.Argument(help="One or more algorithms to run and compare.", metavar="ALGORITHM...")],
+    algorithms: Annotated[
+        list[str],
+        typer.Argument(
+            help="One or more algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME.",
+            metavar="ALGORITHM...",
+        ),
+    ],
     rounds: Rounds = None,
     steps: Steps = None,
     clients_per_round: ClientsPerRound = None,
@@ -90,11 +98,10 @@ def run(
     from fedbilevel.runs.options import RunOptions
 
     look = find_style(style)
-    find(TASKS, "task", task)
-    for name in algorithms:
-        find(ALGORITHMS, "algorithm", name)
-    if len(set(algorithms)) < len(algorithms):
-        raise InputError(f"an algorithm is named twice in {' '.join(algorithms)}: name each once")
+    task, algorithms = chosen(TASKS, task), [chosen(ALGORITHMS, name) for name in algorithms]
+    labels = [label(name) for name in algorithms]
+    if len(set(labels)) < len(labels):
+        raise InputError(f"an algorithm is named twice in {' '.join(labels)}: name each once")
     options = RunOptions(
         **budget(rounds, steps),
         clients_per_round=clients_per_round,
@@ -107,13 +114,14 @@ def run(
         loss_bound=loss_bound,
     )
     file = Settings.read(settings, task)
-    chosen = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
+    hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
     if federation is not None:
+        _require_bundled(task, algorithms)
         knobs = _with_sites(federation, round_timeout, task, knobs)
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
-    resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in chosen.items()]
+    resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
     _start(resolved, out or new_folder(task), force, look)
 
 
@@ -133,20 +141,31 @@ def demo(out: Out = None, force: Force = False) -> None:
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")], style: Look = "screen"
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")],
+    style: Look = "screen",
+    changed_code: Annotated[
+        bool, typer.Option("--changed-code", help="Continue although your own file of the task or algorithm has changed.")
+    ] = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Execute the file of a run that was begun by somebody else, or elsewhere.")
+    ] = False,
 ) -> None:
     """Continue runs, or a sweep, that were stopped or killed."""
     look = find_style(style)
+    said = {"changed": changed_code, "trusted": trust_code}
     if (directory / "sweep.json").exists():
-        return continue_sweep(directory, look)
+        return continue_sweep(directory, look, said)
     from fedbilevel.runs.folder import RunFolder
     from fedbilevel.runs.versions import changes_since
 
     RunFolder.complete(directory)
     folders = RunFolder.find(directory)
     for folder in folders:
+        if folder.result is None or any(said.values()):
+            with naming(folder.path):
+                folder.confirm_code(**said)
         if folder.result is None and (folder.path / "checkpoint").exists():
-            note_changes(folder.path, changes_since(folder.versions))
+            note_changes(folder.path, changes_since(folder.versions, *folder.configuration.packages()))
     _execute(directory, folders, look)
 
 
@@ -156,7 +175,13 @@ def _start(configurations: list[Configuration], out: Path, force: bool, style: S
 
     for configuration in configurations:
         configuration.experiment()
-    _execute(out, RunFolder.create({out / c.algorithm: c for c in configurations}, force), style)
+    _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
+
+
+def _require_bundled(task: str, algorithms: list[str]) -> None:
+    for table, name in ((TASKS, task), *((ALGORITHMS, name) for name in algorithms)):
+        if name not in table.bundled:
+            raise InputError(f"a federation runs the tasks and algorithms of fedbilevel, and {label(name)} is none of them")
 
 
 def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, Any]) -> dict[str, Any]:
@@ -194,16 +219,15 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     from fedbilevel.report.table import table
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
-    diverged = []
+    diverged, configurations = [], [folder.configuration for folder in folders]  # all are readable before any is run
     try:
         with stop_request() as stop:
-            for folder in folders:
-                configuration, ended = folder.configuration, folder.result
+            for folder, configuration in zip(folders, configurations, strict=True):
+                ended = folder.result
                 if ended is not None and ended["status"] == "diverged":
                     diverged.append(ended.get("reason", f"{folder.path} diverged"))
-                headline = find(TASKS, "task", configuration.task).load().headline
                 try:
-                    with progress.shown(console, configuration, headline) as observe:
+                    with progress.shown(console, configuration, folder.headline) as observe:
                         _executed(folder, stop, observe)
                 except Diverged as error:
                     diverged.append(str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,9 @@ from fedbilevel.command.options import (
     whole,
 )
 from fedbilevel.errors import InputError
+from fedbilevel.own_code import label
 from fedbilevel.report.styles import Style, find_style
+from fedbilevel.user_files import naming
 
 if TYPE_CHECKING:
     from fedbilevel.runs.sweeps.folder import SweepFolder
@@ -48,12 +51,13 @@ SHOWN = 10  # cells in the table
 
 def sweep(
     task: TaskName,
-    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune.")],
+    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune: a name, or your own FILE.py or FILE.py:NAME.")],
     grid: Annotated[
         list[str],
         typer.Option(
             "--grid",
-            help="Hyperparameter and its values, NAME=V1,V2,...; may be repeated. NAME1+NAME2=... sets both.",
+            help="Hyperparameter, or knob of the task, and its values, NAME=V1,V2,...; may be repeated. "
+            "NAME1+NAME2=... sets both.",
         ),
     ],
     seeds: Annotated[int, option(whole, "Runs of every cell, each with its own seed.")] = 3,
@@ -76,14 +80,13 @@ def sweep(
     """Run a grid of hyperparameters with several seeds each, and find the best; small runs share one program."""
     look = find_style(style)
     from fedbilevel.algorithms import ALGORITHMS
-    from fedbilevel.registry import find
+    from fedbilevel.registry import chosen
     from fedbilevel.runs.options import RunOptions
     from fedbilevel.runs.sweeps.folder import SweepFolder
     from fedbilevel.runs.sweeps.sweep import Sweep, untied
     from fedbilevel.tasks import TASKS
 
-    find(TASKS, "task", task)
-    find(ALGORITHMS, "algorithm", algorithm)
+    task, algorithm = chosen(TASKS, task), chosen(ALGORITHMS, algorithm)
     options = RunOptions(
         **budget(rounds, steps),
         clients_per_round=clients_per_round,
@@ -107,32 +110,39 @@ def sweep(
         options,
         data_folder(data),
     )
-    folder = SweepFolder.create(out or new_folder(f"sweep-{task}-{algorithm}"), described, force, by)
+    folder = SweepFolder.create(out or new_folder("sweep", task, algorithm), described, force, by)
     _execute(folder, look)
 
 
-def continue_sweep(directory: Path, style: Style) -> None:
-    """Run what is missing in a sweep."""
+def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> None:
+    """Run what is missing in a sweep, given what the user says about its code."""
     from fedbilevel.runs.sweeps.folder import SweepFolder
 
-    _execute(SweepFolder(directory), style)
+    folder = SweepFolder(directory)
+    with naming(directory):
+        folder.confirm_code(**said)
+    _execute(folder, style)
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.command.progress import counted
+    from fedbilevel.command.progress import Pace, counted
     from fedbilevel.report import grid_picture
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 
     described = folder.sweep
-    if folder.results():
-        note_changes(folder.path, changes_since(folder.versions))
+    begun, algorithm = folder.results(), label(described.algorithm)
+    if begun:
+        note_changes(folder.path, changes_since(folder.versions, *described.packages()))
     total = len(described.cells()) * described.seeds
     try:
-        with stop_request() as stop, counted(console, described.algorithm, "run", total) as show:
+        with stop_request() as stop, counted(console, algorithm, "run", total) as show:
+            first = Pace(console, f"the first runs of {algorithm}", described.options.rounds or 0)
 
             def observe(done: int, rounds: int) -> None:
                 show(done, f"round {rounds}" if rounds else "")
+                if rounds and done == len(begun):
+                    first.note(rounds)
                 stop.check()
 
             folder.execute(observe)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedbilevel.core.problem import Tree
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 
 
 def each_its_share(rows: Tree) -> Tree:
@@ -31,6 +31,14 @@ def padded(rows: Tree) -> Tree:
     """The rows with the last client's repeated, until their number is a multiple of the number of devices."""
     missing = -len(jax.tree.leaves(rows)[0]) % jax.device_count()
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.repeat(r[-1:], missing, 0)]), rows) if missing else rows
+
+
+def require_devices() -> None:
+    """Raise `InputError` if JAX finds no device, as where $JAX_PLATFORMS asks for one that is not there."""
+    try:
+        jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"JAX cannot use a device here: {in_one_line(error)}") from None
 
 
 def memory() -> int:

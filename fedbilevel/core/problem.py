@@ -9,7 +9,6 @@ are vectors; `from_trees` turns a user's pytrees into them once, where a problem
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from jax import Array
 from optax.projections import projection_l2_ball
 
 from fedbilevel.core.sets import UNCONSTRAINED, ConvexSet, Sets
-from fedbilevel.errors import InputError, computing, in_one_line, require
+from fedbilevel.errors import InputError, computing, in_one_line, require, warn
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
@@ -151,8 +150,9 @@ class Problem:
         )
 
     def check(self, x: Array, y: Array, batch: Batch) -> None:
-        """Raise `InputError` unless f and g give one number each at (x, y)."""
-        for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower)):
+        """Raise `InputError` unless f, g and the further metrics give one number each at (x, y)."""
+        further = ((name, loss, batch.upper) for name, loss in self.metrics)
+        for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower), *further):
             with computing(f"{name}(x, y, batch)"):
                 out = jax.eval_shape(lambda x, y, rows, loss=loss: mean_loss(loss, x, y, rows), x, y, rows)
             if not (isinstance(out, jax.ShapeDtypeStruct) and out.shape == () and jnp.issubdtype(out.dtype, jnp.floating)):
@@ -200,8 +200,7 @@ class Layout:
         vector = jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
         dtypes = tuple(jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", vector.dtype)) for leaf in leaves)
         if any(isinstance(leaf, np.ndarray) and leaf.dtype != dtype for leaf, dtype in zip(leaves, dtypes, strict=True)):
-            said = f"{name} is in double precision, and JAX computes in single: set JAX_ENABLE_X64=1, or give float32"
-            warnings.warn(said, stacklevel=4)  # at the caller of `solve`
+            warn(f"{name} is in double precision, and JAX computes in single: set JAX_ENABLE_X64=1, or give float32")
         if not jnp.isfinite(vector).all():
             raise InputError(f"{name} holds a value that is not finite in {vector.dtype}: start from finite numbers")
         return cls(structure, tuple(map(np.shape, leaves)), dtypes), vector
@@ -226,13 +225,14 @@ class OnVectors:
 
 
 def from_trees(
-    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED
+    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED, metrics: tuple[tuple[str, Loss], ...] = ()
 ) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
     (x_layout, x), (y_layout, y) = Layout.of("x0", x0), Layout.of("y0", y0)
-    on_trees = Problem(f, g, sets)
-    problem = replace(on_trees, f=OnVectors(f, x_layout, y_layout), g=OnVectors(g, x_layout, y_layout))
-    return problem, x, y, x_layout.tree, y_layout.tree
+    on_trees = Problem(f, g, sets, metrics)
+    f, g, *further = (OnVectors(loss, x_layout, y_layout) for loss in (f, g, *(loss for _, loss in metrics)))
+    named = tuple((name, loss) for (name, _), loss in zip(metrics, further, strict=True))
+    return replace(on_trees, f=f, g=g, metrics=named), x, y, x_layout.tree, y_layout.tree
 
 
 def flattened(what: str, tree: Tree) -> tuple[list[Any], Any]:

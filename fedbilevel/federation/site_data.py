@@ -57,7 +57,7 @@ class SiteData:
 
     def load(self, knobs: Mapping[str, Any]) -> tuple[Task, Population]:
         """The task, and this site's own rows for it as a population of one."""
-        task = configure(find(TASKS, "task", self.task).load(), self.task, knobs).build(self.data)
+        task = configure(find(TASKS.bundled, "task", self.task).load(), self.task, knobs).build(self.data)
         if self.loader == "share":
             if not 0 <= self.client < task.population.size:
                 raise InputError(f"{self.file}: client must be from 0 to {task.population.size - 1}; given: {self.client}")

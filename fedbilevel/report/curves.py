@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
-from fedbilevel.tasks import TASKS
 
 
 class Curve(NamedTuple):
@@ -32,31 +32,34 @@ class Curve(NamedTuple):
 def curves(folders: Sequence[RunFolder]) -> list[Curve]:
     """Each run's curve so far; labels say how the runs differ. `InputError` if a run has no metrics yet."""
     result = []
-    for folder, label in zip(folders, labels([flat(folder.configuration.plain()) for folder in folders]), strict=True):
+    for folder, name in zip(folders, labels([described(folder.configuration) for folder in folders]), strict=True):
         rows = folder.rows()
         if not rows:
             raise InputError(f"{folder.path} has no metrics yet: resume it, or leave it out")
         ended = folder.result
         status = str(ended["status"]) if ended else "unfinished"
-        configuration = folder.configuration
-        headline = find(TASKS, "task", configuration.task).load().headline
         reported: Collection[str] = ()
         with contextlib.suppress(InputError):  # settings that this version no longer has
-            reported = configuration.configured_algorithm().diagnostics()
-        result.append(Curve(label, rows, status, folder.bytes_per_float, headline, reported))
+            reported = folder.diagnostics
+        result.append(Curve(name, rows, status, folder.bytes_per_float, folder.headline, reported))
     return result
 
 
-def labels(described: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each configuration: its algorithm, its task if tasks differ, and how it differs from similar ones."""
-    several = len({d["task"] for d in described}) > 1
+def described(configuration: Configuration) -> dict[str, Any]:
+    """All settings of a run beside each other, with its task and its algorithm by their names alone."""
+    return flat({**configuration.plain(), "task": label(configuration.task), "algorithm": label(configuration.algorithm)})
 
-    def label(one: Mapping[str, Any]) -> str:
-        alike = [d for d in described if (d["task"], d["algorithm"]) == (one["task"], one["algorithm"])]
+
+def labels(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each configuration: its algorithm, its task if tasks differ, and how it differs from similar ones."""
+    several = len({d["task"] for d in configurations}) > 1
+
+    def named(one: Mapping[str, Any]) -> str:
+        alike = [d for d in configurations if (d["task"], d["algorithm"]) == (one["task"], one["algorithm"])]
         name = f"{one['algorithm']} on {one['task']}" if several else one["algorithm"]
         return ", ".join([name, *(f"{k} {one[k]}" for k in differences(alike) if k in one)])
 
-    return [label(one) for one in described]
+    return [named(one) for one in configurations]
 
 
 def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -65,9 +68,12 @@ def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with those of inner dictionaries moved up beside them."""
-    inner = {k: v for value in values.values() if isinstance(value, dict) for k, v in value.items()}
-    return {**{k: v for k, v in values.items() if not isinstance(v, dict)}, **inner}
+    """The values, with those of inner dictionaries moved up beside them, under longer names where theirs are taken."""
+    beside = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    for whose, inner in values.items():
+        if isinstance(inner, dict):
+            beside |= {f"{whose}.{k}" if k in beside else k: v for k, v in inner.items()}
+    return beside
 
 
 def metrics(curves: Sequence[Curve]) -> list[str]:

@@ -39,7 +39,7 @@ def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path]
     import matplotlib
 
     with matplotlib.rc_context(style.settings):
-        _grid(heat_map(sweep, cells, metric), metric, f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds", paths, style)
+        _grid(heat_map(sweep, cells, metric), metric, sweep.title(), paths, style)
 
 
 def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style: Style) -> None:

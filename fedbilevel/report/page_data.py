@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedbilevel.core.problem import LOSSES
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, computing
+from fedbilevel.own_code import label
 from fedbilevel.report.confidence import band, series
-from fedbilevel.report.curves import Curve, curves, diagnostics, differences, flat, labels, metrics
+from fedbilevel.report.curves import Curve, curves, described, diagnostics, differences, labels, metrics
 from fedbilevel.report.grid_picture import heat_map
 from fedbilevel.report.styles import COLOURS
 from fedbilevel.runs.configuration import Configuration
@@ -39,8 +40,8 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
     begun = [folder for folder in folders if folder.rows()]
     shown, notes = curves(begun), [f"{f.path} has no metrics yet." for f in folders if f not in begun]
     plain = [folder.configuration.plain() for folder in begun]
-    described, holdings, runs = [flat(c) for c in plain], dict[str, Any](), []
-    for folder, curve, values in zip(begun, shown, described, strict=True):
+    settings, holdings, runs = [described(folder.configuration) for folder in begun], dict[str, Any](), []
+    for folder, curve, values in zip(begun, shown, settings, strict=True):
         run = _run(folder, curve, values)
         try:
             _look_inside(folder, run, holdings)
@@ -56,8 +57,8 @@ def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -
         "diagnostics": reported,
         "losses": LOSSES,
         "runs": runs,
-        "series": _series(runs, plain, described, [*metric_names, *reported]),
-        "differences": differences(described),
+        "series": _series(runs, plain, settings, [*metric_names, *reported]),
+        "differences": differences(settings),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],
         "notes": list(dict.fromkeys(notes)),
@@ -70,11 +71,11 @@ def _sweep(folder: SweepFolder) -> dict[str, Any]:
     metric = folder.metric
     drawn = heat_map(sweep, cells, metric)._asdict()
     drawn["numbers"] = [[None if math.isnan(n) else n for n in row] for row in drawn["numbers"]]
-    title = f"{sweep.algorithm} on {sweep.task}, {sweep.seeds} seeds: {len(cells)} of {len(sweep.cells())} cells"
+    title = f"{sweep.title()}: {len(cells)} of {len(sweep.cells())} cells"
     return {"title": title, "metric": metric, "folder": str(folder.path), **drawn}
 
 
-def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str, Any]:
+def _run(folder: RunFolder, curve: Curve, settings: dict[str, Any]) -> dict[str, Any]:
     rows, ended = curve.rows, folder.result
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     columns["megabytes"] = [curve.megabytes(row, "up", "down") for row in rows]
@@ -87,13 +88,14 @@ def _run(folder: RunFolder, curve: Curve, described: dict[str, Any]) -> dict[str
         "megabytes_up": curve.megabytes(rows[-1], "up"),
         "megabytes_down": curve.megabytes(rows[-1], "down"),
         "columns": columns,
-        "configuration": described,
-        "versions": folder.versions,
+        "configuration": settings,
+        "versions": {**folder.versions, **{path: f"SHA-256 {used[-1]}" for path, used in folder.code.items() if used}},
     }
 
 
 def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any]) -> None:
     """Add what only the run's experiment knows: the work done, who holds what, and what x says."""
+    folder.confirm_code()
     configuration, steps = folder.configuration, run["columns"]["step"]
     tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
     work = tally.at(steps, configuration.options.seed)
@@ -102,14 +104,15 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     where = json.dumps([configuration.task, dict(configuration.knobs)])
     if task.holdings is not None and where not in holdings:
         counts = {purpose: numbers.tolist() for purpose, numbers in task.holdings.counts.items()}
-        holdings[where] = {"task": configuration.task, "runs": [], "classes": task.holdings.classes, "counts": counts}
+        holdings[where] = {"task": label(configuration.task), "runs": [], "classes": task.holdings.classes, "counts": counts}
     if where in holdings:
         holdings[where]["runs"].append(run["label"])
     x = folder.x()
     if x is not None and (x.shape != task.x.shape or x.dtype.kind != "f" or not np.isfinite(x).all()):
         raise InputError(f"x.npy must hold {task.x.size} finite numbers; given: {x.dtype}{list(x.shape)}")
     if x is not None and not np.array_equal(x, np.asarray(task.x)):
-        run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
+        with computing("shown(x)"):
+            run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
 
 
 def _part(part: Histogram | Gallery | Bars) -> dict[str, Any]:
@@ -142,11 +145,11 @@ def _tally(configuration: str) -> Tally:
 
 
 def _series(
-    runs: list[dict[str, Any]], plain: list[dict[str, Any]], described: list[dict[str, Any]], metric_names: list[str]
+    runs: list[dict[str, Any]], plain: list[dict[str, Any]], settings: list[dict[str, Any]], metric_names: list[str]
 ) -> list[dict[str, Any]]:
     """The curves of a chart: one for every configuration, over all of its seeds."""
     groups = series(plain)
-    names = labels([{k: v for k, v in described[group[0]].items() if k != "seed"} for group in groups])
+    names = labels([{k: v for k, v in settings[group[0]].items() if k != "seed"} for group in groups])
     result = []
     for group, name in zip(groups, names, strict=True):
         bands: dict[str, dict[str, Any]] = {}

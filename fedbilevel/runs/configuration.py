@@ -13,14 +13,16 @@ import jax
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.devices import require_devices
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.registry import find, in_full, require_known
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
-from fedbilevel.tasks.base import Task, suited_to
+from fedbilevel.tasks.base import Task, TaskSettings, suited_to
 from fedbilevel.tasks.data.datasets import SETS, folder_of
 from fedbilevel.user_files import Scalar, fitted
 
@@ -61,12 +63,12 @@ class Configuration:
         round_timeout: float = ROUND_TIMEOUT,
     ) -> Configuration:
         """A configuration with every default filled in; a task's settings for an algorithm override its defaults."""
+        task, algorithm = in_full(TASKS, task), in_full(ALGORITHMS, algorithm)
         entry = find(TASKS, "task", task)
-        suited = suited_to(entry.load().suited, task, algorithm)
-        knobs = dataclasses.asdict(entry.configure(task, knobs))
-        hyperparameters = dataclasses.asdict(
-            find(ALGORITHMS, "algorithm", algorithm).configure(algorithm, {**suited.values, **hyperparameters})
-        )
+        suited = suited_to(entry.load().suited, label(task), label(algorithm))
+        knobs = dataclasses.asdict(entry.configure(label(task), knobs))
+        chosen = find(ALGORITHMS, "algorithm", algorithm).configure(label(algorithm), {**suited.values, **hyperparameters})
+        hyperparameters = dataclasses.asdict(chosen)
         data = _data_folder(knobs.get("dataset", ""), data)
         options = options.otherwise(entry.run)
         return cls(task, knobs, algorithm, hyperparameters, options, data, federation, round_timeout, _precision())
@@ -77,8 +79,12 @@ class Configuration:
         own = {field.name for field in dataclasses.fields(cls)} - {"options"}
         options = {name: value for name, value in values.items() if name not in own}
         read = fitted({**{name: values[name] for name in own & values.keys()}, "options": options}, cls)
-        find(TASKS, "task", read.task)
-        read.configured_algorithm()
+        require_known(TASKS, read.task)
+        require_known(ALGORITHMS, read.algorithm)
+        if read.task in TASKS.bundled:
+            TASKS[read.task].configure(read.task, read.knobs)
+        if read.algorithm in ALGORITHMS.bundled:
+            read.configured_algorithm()
         return read
 
     def plain(self) -> dict[str, Any]:
@@ -96,12 +102,25 @@ class Configuration:
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
             )
-        task = _built(self.task, tuple(self.knobs.items()), self.data)
+        task = _built(self.task_class(), label(self.task), tuple(self.knobs.items()), self.data)
         return simulation(task, self.configured_algorithm(), **vars(self.options))
 
     def configured_algorithm(self) -> Algorithm:
         """The algorithm with its hyperparameters."""
-        return find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
+        return find(ALGORITHMS, "algorithm", self.algorithm).configure(label(self.algorithm), self.hyperparameters)
+
+    def names(self) -> tuple[str, str]:
+        """Of its task and its algorithm."""
+        return self.task, self.algorithm
+
+    def task_class(self) -> type[TaskSettings]:
+        """The class whose instances are the task with its knobs."""
+        return find(TASKS, "task", self.task).load()
+
+    def packages(self) -> list[str]:
+        """The other packages that offer its task or its algorithm."""
+        entries = (TASKS.get(self.task), ALGORITHMS.get(self.algorithm))
+        return [entry.package for entry in entries if entry is not None and entry.package]
 
 
 def _data_folder(name: str, given: str) -> str:
@@ -110,10 +129,11 @@ def _data_folder(name: str, given: str) -> str:
 
 
 def _precision() -> str:
+    require_devices()
     return jax.numpy.zeros(()).dtype.name
 
 
 @functools.lru_cache(maxsize=1)
-def _built(name: str, knobs: tuple[tuple[str, Any], ...], data: str) -> Task:
+def _built(cls: type[TaskSettings], name: str, knobs: tuple[tuple[str, Any], ...], data: str) -> Task:
     """The task, built once for all algorithms that are compared on it."""
-    return configure(find(TASKS, "task", name).load(), name, dict(knobs)).build(data)
+    return configure(cls, name, dict(knobs)).build(data)

@@ -69,7 +69,7 @@ class Experiment:
         if kind.lower_level != task.lower_level:
             raise InputError(
                 f"{kind.__name__} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: choose "
-                f"one of {', '.join(n for n, e in ALGORITHMS.items() if e.load().lower_level == task.lower_level)}"
+                f"one of {', '.join(n for n, e in ALGORITHMS.bundled.items() if e.load().lower_level == task.lower_level)}"
             )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(

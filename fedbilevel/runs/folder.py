@@ -1,6 +1,6 @@
 """The run folder: a run's configuration, its metrics as they come, and checkpoints that survive a kill.
 
-config.json       the resolved configuration, and the versions it ran with
+config.json       the resolved configuration, the versions it ran with, and the SHA-256 of the user's code
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             its x, for reports
@@ -18,8 +18,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
@@ -50,6 +51,22 @@ class Beginning:
     versions: Mapping[str, str] = field(default_factory=dict)
     bytes_per_float: int = 4
     identity: str = ""  # distinguishes this run from all others, even with the same configuration
+    code: Hashes = field(default_factory=dict)  # the SHA-256 of the user's files that define its task or its algorithm
+    headline: str = ""  # the metric to compare runs by
+    diagnostics: Sequence[str] | None = None  # the names of what its algorithm reports besides the metrics
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> Beginning:
+        """The beginning of a run that starts now."""
+        return cls(
+            configuration.plain(),
+            versions_here(*configuration.packages()),
+            jax.numpy.zeros(()).dtype.itemsize,
+            secrets.token_hex(8),
+            hashes(configuration.names()),
+            configuration.task_class().headline,
+            list(configuration.configured_algorithm().diagnostics()),
+        )
 
 
 class Result(TypedDict):
@@ -83,8 +100,7 @@ class RunFolder:
                     with locked(path, by):
                         pass
         require_place(parent, "sweep.json", "config.json")
-        versions, itemsize = versions_here(), jax.numpy.zeros(()).dtype.itemsize
-        begin = {path: Beginning(c.plain(), versions, itemsize, secrets.token_hex(8)) for path, c in runs.items()}
+        begin = {path: Beginning.of(configuration) for path, configuration in runs.items()}
         if len(runs) == 1:
             return [cls(path)._begin(beginning) for path, beginning in begin.items()]
         parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +119,11 @@ class RunFolder:
     @classmethod
     def _begin_planned(cls, path: Path) -> list[RunFolder]:
         plan = path / STARTING
-        begin = {cls(path / Path(name).name): beginning for name, beginning in read_json(plan, dict[str, Beginning]).items()}
+        planned = read_json(plan, dict[str, Beginning])
+        with naming(plan):
+            for beginning in planned.values():
+                Configuration.read(beginning.configuration)
+        begin = {cls(path / Path(name).name): beginning for name, beginning in planned.items()}
         begun = [run if run.holds(b.identity) else run._begin(b) for run, b in begin.items()]
         plan.unlink()
         return begun
@@ -112,8 +132,19 @@ class RunFolder:
         for name in FILES:
             (self.path / name).unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "config.json", (json.dumps(asdict(beginning), indent=2) + "\n").encode())
+        self._write(beginning)
         return self
+
+    def _write(self, beginning: Beginning) -> None:
+        write_atomically(self.path / "config.json", (json.dumps(asdict(beginning), indent=2) + "\n").encode())
+
+    def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
+        """Raise `InputError` unless the user's code that it needs may be executed, and is as it was or may have changed."""
+        began = self._beginning()
+        code = confirmed(self.configuration.names(), began.code, changed=changed, trusted=trusted)
+        if code != began.code:
+            with locked(self.path):
+                self._write(replace(began, code=code))
 
     @classmethod
     def find(cls, path: Path) -> list[RunFolder]:
@@ -141,6 +172,22 @@ class RunFolder:
     def versions(self) -> Mapping[str, str]:
         """The versions that the run began with."""
         return self._beginning().versions
+
+    @property
+    def code(self) -> Hashes:
+        """The SHA-256 of the user's files that define its task or its algorithm, the newest last."""
+        return self._beginning().code
+
+    @property
+    def headline(self) -> str:
+        """The metric to compare it by."""
+        return self._beginning().headline or self.configuration.task_class().headline
+
+    @property
+    def diagnostics(self) -> Sequence[str]:
+        """The names of what its algorithm reports besides the metrics."""
+        known = self._beginning().diagnostics
+        return list(self.configuration.configured_algorithm().diagnostics()) if known is None else known
 
     @property
     def identity(self) -> str:

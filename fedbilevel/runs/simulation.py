@@ -8,9 +8,11 @@ import jax
 
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.devices import require_memory
+from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Everyone, Participation, require_participation
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
+from fedbilevel.runs.duration import require_time
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
@@ -35,7 +37,11 @@ def simulation(task: Task, algorithm: Algorithm, *, participation: Participation
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
     )
-    return Experiment(task, algorithm, engine, checked)
+    experiment = Experiment(task, algorithm, engine, checked)
+    require_time(experiment, engine)
+    if not task.known_means:
+        check_means(task.population, task.x, task.y, algorithm.pooled)
+    return experiment
 
 
 def simulated(experiment: Experiment) -> SimulatedEngine:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import jax
 from jax import Array
 
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
-from fedbilevel.core.client_lists import one_per_client
-from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Participation
-from fedbilevel.core.population import Population
-from fedbilevel.core.problem import Loss, Tree, from_trees
-from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
+from fedbilevel.core.problem import Loss, Tree
+from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import InputError, require
+from fedbilevel.own_code import label
+from fedbilevel.registry import chosen, find
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
@@ -32,14 +31,14 @@ class Solution(NamedTuple):
 
 
 def solve(
-    f: Loss,
-    g: Loss,
-    x0: Tree,
-    y0: Tree,
+    f: Loss | Task,
+    g: Loss | None = None,
+    x0: Tree = None,
+    y0: Tree = None,
     *,
-    lower: Iterable[Tree],
+    lower: Iterable[Tree] | None = None,
     upper: Iterable[Tree] | None = None,
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     rounds: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -61,13 +60,14 @@ def solve(
     Args:
         f, g: the upper and the lower loss, `(x, y, rows) -> number`, each a mean over the rows it is given, possibly with
             added terms that depend on no row. Other losses, such as sums, are refused unless every call has the same
-            number of rows: all of a client's, and equally many for all clients.
+            number of rows: all of a client's, and equally many for all clients. `f` may be a `Task` instead,
+            which has its own `g`, start, rows, `batch_size`, `weights`, sets and `metrics`: leave these out.
         x0, y0: where to start, arrays or pytrees of arrays. Each array keeps its precision, also for `f` and `g`. Doubles
             need `JAX_ENABLE_X64=1`: without it they become float32, with a warning.
         lower, upper: for each client the rows of `g` and of `f`, a pytree of arrays with a row per sample;
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
-        algorithm: an instance of one of `fedbilevel.ALGORITHMS`; for a local lower level every client has its own y.
+        algorithm: a name in `fedbilevel.ALGORITHMS`, or an instance; for a local lower level every client has its own y.
         rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
@@ -87,22 +87,24 @@ def solve(
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
-    require_algorithm(algorithm)
+    if isinstance(algorithm, str):
+        name = chosen(ALGORITHMS, algorithm)
+        algorithm = find(ALGORITHMS, "algorithm", name).configure(label(name), {})
+    algorithm = require_algorithm(algorithm)
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
-    for name, function in (("metrics", metrics), ("observe", observe)):
-        require(function is None or callable(function), name, "a function", function)
-    problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, Sets(x_set, y_set))
-    lower = one_per_client("lower", lower)
-    population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
-    local = type(algorithm).lower_level == "local"
-    trees = jax.vmap(y_tree) if local else y_tree
-
-    def own_metrics(x: Array, y: Array) -> dict[str, Array]:
-        return metrics(x_tree(x), trees(y)) if metrics else {}
-
+    require(observe is None or callable(observe), "observe", "a function", observe)
+    given = dict(g=g, x0=x0, y0=y0, lower=lower, upper=upper, batch_size=batch_size, weights=weights, metrics=metrics)
+    if isinstance(f, Task):
+        for name, value in {**given, "x_set": x_set, "y_set": y_set}.items():
+            if value is not None and value is not EVERYWHERE:
+                raise InputError(f"a Task has its own {name}: leave it out")
+        task = f
+    else:
+        lower_level = type(algorithm).lower_level
+        task = Task.of(f, x_set=x_set, y_set=y_set, lower_level=lower_level, **given)
     experiment = simulation(
-        Task(population, x, y, own_metrics, type(algorithm).lower_level),
+        task,
         algorithm,
         participation=participation,
         rounds=rounds,
@@ -114,7 +116,6 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
-    check_means(population, x, y, algorithm.pooled)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
@@ -123,4 +124,4 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
-    return Solution(x_tree(final.x), trees(revealed(final.y)), history)
+    return Solution(task.x_tree(final.x), task.y_tree(revealed(final.y)), history)

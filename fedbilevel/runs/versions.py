@@ -8,17 +8,17 @@ from collections.abc import Mapping
 
 import jax
 
+PACKAGES = ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
 
-def versions_here() -> dict[str, str]:
-    """The versions of Python and the packages, and the device, by name."""
-    packages = {
-        name: importlib.metadata.version(name) for name in ("fedbilevel", "jax", "jaxlib", "numpy", "optax", "scikit-learn")
-    }
+
+def versions_here(*others: str) -> dict[str, str]:
+    """The versions of Python, of our packages and of others, and the device, by name."""
+    packages = {name: importlib.metadata.version(name) for name in (*PACKAGES, *others)}
     device = jax.devices()[0]
     return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}
 
 
-def changes_since(versions: Mapping[str, str]) -> str:
-    """What has changed since these versions, in words; empty if nothing has."""
-    here = versions_here()
+def changes_since(versions: Mapping[str, str], *others: str) -> str:
+    """What has changed since these versions, with those of other packages, in words; empty if nothing has."""
+    here = versions_here(*others)
     return ", ".join(f"{name} {old} (now {here[name]})" for name, old in versions.items() if here.get(name, old) != old)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedbilevel.registry import NOTHING, Entry
+from fedbilevel.registry import NOTHING, Entry, Registry
 
 
 def _task(
@@ -27,7 +27,7 @@ TEN = dict(clients_per_round=10)
 STANDARD = dict(scaling="standard")  # as in the papers' public code
 SIGMOID: dict[str, Any] = dict(clean="own", rho=0.7, layers=2, hidden=200, rc=0)  # MeFBO's data cleaning
 
-TASKS = {
+BUNDLED = {
     "data-cleaning": _task(*CLEANING, "weigh training samples with noisy labels", "Li et al., NeurIPS 2023, 5.1"),
     "hyper-representation": _task(
         *REPRESENTATION, "features on validation data, a head on training data", "MeFBO, ICLR 2025, 4.1"
@@ -142,3 +142,5 @@ TASKS = {
         hidden=200,
     ),
 }
+
+TASKS = Registry("task", BUNDLED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import jax
@@ -13,8 +13,10 @@ import numpy as np
 from jax import Array, lax
 
 from fedbilevel.core import ground_truth
-from fedbilevel.core.population import Population
-from fedbilevel.core.problem import LowerLevel
+from fedbilevel.core.client_lists import one_per_client
+from fedbilevel.core.population import Population, Shards
+from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees
+from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.errors import InputError, computing, require
 from fedbilevel.tasks.shown import Shown, nothing
 
@@ -91,6 +93,11 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
     return dict(eta_x=x, eta_y=y, eta_theta=theta, lambda_x=x, lambda_y=y, lambda_theta=theta)
 
 
+def as_it_is(vector: Any) -> Any:
+    """For tasks whose x or y is a vector to their user too."""
+    return vector
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A federated bilevel problem that an experiment can run.
@@ -100,6 +107,8 @@ class Task:
     `truths` names the metrics that compare with a truth known only for simulated data.
     `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
+    `x_tree` and `y_tree` give x and y as the user's trees.
+    `known_means` says whether both losses are known to be means over their rows; a run checks others.
     """
 
     population: Population
@@ -111,6 +120,71 @@ class Task:
     holdings: Holdings | None = None
     truths: tuple[str, ...] = ()
     shown: Callable[[np.ndarray], Sequence[Shown]] = nothing
+    x_tree: Callable[[Array], Tree] = as_it_is
+    y_tree: Callable[[Any], Tree] = as_it_is
+    known_means: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        f: Loss,
+        g: Loss,
+        x0: Tree,
+        y0: Tree,
+        *,
+        lower: Iterable[Tree],
+        upper: Iterable[Tree] | None = None,
+        batch_size: int | None = None,
+        weights: Iterable[float] | None = None,
+        x_set: ConvexSet = EVERYWHERE,
+        y_set: ConvexSet = EVERYWHERE,
+        metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
+        row_metrics: Mapping[str, Loss] | None = None,
+        lower_level: LowerLevel = "global",
+        strongly_convex: bool = True,
+        truths: Iterable[str] = (),
+        shown: Callable[[Tree], Sequence[Shown]] = nothing,
+    ) -> Task:
+        """The task of two losses of trees, with a start and each client's rows.
+
+        Args:
+            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics: as of `fedbilevel.solve`.
+            row_metrics: further means over f's rows by name, each `(x, y, rows) -> number`, which the clients compute.
+            lower_level: whose problem y solves: "global", all clients', or "local", each client's own.
+            strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
+            truths: the names of metrics that compare with a truth known only for simulated data.
+            shown: what a report shows of an x that a run has found, as sections (`fedbilevel.tasks.shown`).
+
+        Raises:
+            InputError: something given cannot be used.
+        """
+        for name, function in (("metrics", metrics), ("shown", shown)):
+            require(function is None or callable(function), name, "a function", function)
+        require(lower_level in ("global", "local"), "lower_level", "global or local", lower_level)
+        require(isinstance(row_metrics, Mapping | None), "row_metrics", "a dictionary of functions by name", row_metrics)
+        sets = Sets(x_set, y_set)
+        problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, tuple((row_metrics or {}).items()))
+        lower = one_per_client("lower", lower)
+        population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
+        y_trees = jax.vmap(y_tree) if lower_level == "local" else y_tree
+
+        def own_metrics(x: Array, y: Array) -> dict[str, Array]:
+            return metrics(x_tree(x), y_trees(y)) if metrics else {}
+
+        return cls(
+            population,
+            x,
+            y,
+            own_metrics,
+            lower_level,
+            strongly_convex,
+            _rows_held(upper=population.upper, lower=population.lower),
+            tuple(truths),
+            lambda x: shown(jax.tree.map(np.asarray, x_tree(jnp.asarray(x)))),
+            x_tree,
+            y_trees,
+            known_means=False,
+        )
 
     @functools.cached_property
     def evaluate(self) -> Callable[[Array, Any], dict[str, Array]]:
@@ -132,6 +206,11 @@ class Task:
     def evaluate_each(self) -> Callable[[Array, Any], dict[str, Array]]:
         """All metrics at every row of stacked x and y, one after another."""
         return jax.jit(lambda xs, ys: lax.map(lambda pair: self.evaluate(*pair), (xs, ys)))
+
+
+def _rows_held(**shards: Shards) -> Holdings:
+    """How many rows every client holds, of whatever kind."""
+    return Holdings(("rows",), {level: np.asarray(of.size)[:, None] for level, of in shards.items()}, unit="kind")
 
 
 class TaskSettings(Protocol):

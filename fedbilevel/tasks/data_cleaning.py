@@ -14,7 +14,7 @@ x's steps are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -27,12 +27,13 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.core.sets import EVERYWHERE, Box, Sets
 from fedbilevel.errors import InputError
-from fedbilevel.settings import check_all, choice, count, real
+from fedbilevel.settings import choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
 from fedbilevel.tasks.data.partition import Parts
+from fedbilevel.tasks.declare import task
 from fedbilevel.tasks.shown import Gallery, Histogram, Picture, Shown
 
 PICTURES = 20  # of the most and of the least trusted samples, each
@@ -76,7 +77,7 @@ def trust(weights: np.ndarray, rows: NoisyRows, true: np.ndarray, classes: tuple
     )
 
 
-@dataclass(frozen=True)
+@task
 class DataCleaning:
     """Weigh training samples with noisy labels by their value for clean validation data."""
 
@@ -171,9 +172,6 @@ class DataCleaning:
     rc: float = real(1e-3, "λ or rc, weight of |y|²", least=0, source="Li et al.")
     batch_size: int = count(32, "samples in a minibatch")
     data_seed: int = count(0, "random seed of the split, the corruption and the initial model", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

@@ -17,7 +17,7 @@ on tasks of alphabets or classes that no client has, each with a fully trained c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -31,10 +31,11 @@ from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
 from fedbilevel.errors import InputError
-from fedbilevel.settings import check_all, choice, count, flag, real
+from fedbilevel.settings import choice, count, flag, real
 from fedbilevel.tasks.base import STORM, Better, Holdings, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.declare import task
 from fedbilevel.tasks.models import conv4
 
 NEUMANN = dict(tau=0.4, neumann_order=5)
@@ -50,7 +51,7 @@ class Tasks(NamedTuple):
     place: ArrayLike  # the task's classifier among the client's
 
 
-@dataclass(frozen=True)
+@task
 class FewShot:
     """Learn a backbone for all clients with which each of their few-shot tasks is learned from a few examples."""
 
@@ -96,9 +97,6 @@ class FewShot:
     rc: float = real(0.01, "λ, weight of |y|²", above=0)
     batch_size: int = count(0, "b, tasks in a minibatch, for which γ and τ must be scaled by b/T; 0: all", least=0)
     data_seed: int = count(0, "random seed of the split, the tasks and the initial model", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

@@ -11,7 +11,6 @@ the head (FBO-AggITD, A.2), which is not convex.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -19,14 +18,15 @@ from jax import Array
 
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
-from fedbilevel.settings import check_all, choice, count, real
+from fedbilevel.settings import choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.declare import task
 
 
-@dataclass(frozen=True)
+@task
 class HyperRepresentation:
     """Learn features on validation data, and one head for all clients on training data."""
 
@@ -84,9 +84,6 @@ class HyperRepresentation:
     rc: float = real(0.05, "weight of |y|²", least=0, source="MeFBO, table 2")
     batch_size: int = count(32, "samples in a minibatch; the papers': 64")
     data_seed: int = count(0, "random seed of the split and the initial model", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

@@ -12,7 +12,6 @@ so that each class counts about the same; they are scaled such that a sample's m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,11 +21,12 @@ from jax import Array
 
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import from_trees
-from fedbilevel.settings import check_all, choice, count, real
+from fedbilevel.settings import choice, count, real
 from fedbilevel.tasks import classification
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, recipe, simfbo_steps, suit
 from fedbilevel.tasks.classification import Labelled, cross_entropy, squared_norm
 from fedbilevel.tasks.data import datasets, partition
+from fedbilevel.tasks.declare import task
 from fedbilevel.tasks.shown import Bars, Shown
 
 
@@ -42,7 +42,7 @@ class VectorScaling(NamedTuple):
         return self.omega[labels] * cross_entropy(self.delta * logits + self.tau, labels)
 
 
-@dataclass(frozen=True)
+@task
 class LossTuning:
     """Tune the loss of a classifier so that it treats rare classes fairly."""
 
@@ -96,9 +96,6 @@ class LossTuning:
     rc: float = real(0.0, "weight of |y|²", least=0, source="the paper")
     batch_size: int = count(16, "samples in a minibatch")
     data_seed: int = count(0, "random seed of the split and the initial model", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

@@ -21,8 +21,9 @@ from jax.typing import ArrayLike
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LowerLevel, Problem
-from fedbilevel.settings import check_all, choice, count, real
+from fedbilevel.settings import choice, count, real
 from fedbilevel.tasks.base import Better, SuitedTable, Task
+from fedbilevel.tasks.declare import task
 
 RIDGE = 0.1  # ρ
 
@@ -96,7 +97,7 @@ class Coefficients:
         return np.linalg.solve(curvature, self.weights @ rest)
 
 
-@dataclass(frozen=True)
+@task
 class Quadratic:
     """Heterogeneous quadratics with a known solution."""
 
@@ -115,9 +116,6 @@ class Quadratic:
     batch_size: int = count(1, "rows in a minibatch, if there is noise")
     lower_level: LowerLevel = choice("global", "whose problem y solves", ("global", "local"))
     data_seed: int = count(0, "random seed of the coefficients and the noise", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def coefficients(self) -> Coefficients:
         """The clients' matrices and vectors."""

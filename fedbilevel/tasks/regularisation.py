@@ -9,7 +9,6 @@ The lower level is strongly convex, as most methods assume.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -20,10 +19,11 @@ from jax import Array
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
 from fedbilevel.core.sets import Box, Sets
-from fedbilevel.settings import check_all, choice, count
+from fedbilevel.settings import choice, count
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import holdings, split
 from fedbilevel.tasks.data import partition
+from fedbilevel.tasks.declare import task
 
 WEAKEST, STRONGEST = 1e-3, 10.0  # decay, where it is confined to a box
 
@@ -56,7 +56,7 @@ def g_box(x: Array, y: Array, patients: Patients) -> Array:
     return logistic_loss(y, patients).mean() + 0.5 * x @ y**2
 
 
-@dataclass(frozen=True)
+@task
 class Regularisation:
     """Learn a weight decay for each feature of a logistic regression across hospitals."""
 
@@ -87,9 +87,6 @@ class Regularisation:
     decay: str = choice("log", "x: the logarithm of the decay, or the decay confined to a box", ("log", "box"))
     batch_size: int = count(16, "patients in a minibatch")
     data_seed: int = count(0, "random seed of the split", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; its data is bundled."""

@@ -10,7 +10,6 @@ differ in c, d and e, and average exactly to its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
@@ -21,8 +20,9 @@ from jax.typing import ArrayLike
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
-from fedbilevel.settings import check_all, count, real
+from fedbilevel.settings import count, real
 from fedbilevel.tasks.base import Better, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
+from fedbilevel.tasks.declare import task
 from fedbilevel.tasks.quadratic import RIDGE, UpperRows, f, noisy_rows
 
 
@@ -41,7 +41,7 @@ def g(x: Array, y: Array, rows: LowerRows) -> Array:
 PROBLEM = Problem(f, g)
 
 
-@dataclass(frozen=True)
+@task
 class Valley:
     """A lower level that is not convex, with a known solution."""
 
@@ -65,9 +65,6 @@ class Valley:
     rows: int = count(32, "rows per client, if there is noise", least=2)
     batch_size: int = count(1, "rows in a minibatch, if there is noise")
     data_seed: int = count(0, "random seed of the coefficients and the noise", least=0)
-
-    def __post_init__(self) -> None:
-        check_all(self)
 
     def build(self, data: str = "") -> Task:
         """The task; it makes its own data."""

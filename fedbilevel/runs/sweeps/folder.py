@@ -1,6 +1,6 @@
 """A sweep on disk: what was asked for, its finished runs, and what came of them.
 
-sweep.json        what is swept
+sweep.json        what is swept, the versions it began with, and the SHA-256 of the user's code
 ranking.json      the metric that ranks its cells, if it is not the task's own
 results.jsonl     a line for each finished run: its cell, its seed, its numbers along the way
 cells.csv         a line for each cell
@@ -14,19 +14,21 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
+from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference
+from fedbilevel.registry import Entry, find
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, check_row
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
 from fedbilevel.runs.sweeps.programs import alike, programs
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, untied
+from fedbilevel.runs.sweeps.sweep import Cell, Sweep
 from fedbilevel.runs.versions import versions_here
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
@@ -38,6 +40,7 @@ class Began:
     """What `sweep.json` holds besides the sweep; nothing in version 0.1."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
+    code: Hashes = field(default_factory=dict)  # the SHA-256 of the user's files that define its task or its algorithm
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
         """A new sweep, or the one in the folder if it is the same; its cells are ranked by the metric if one is given."""
         folder = cls(path)
+        sweep.settle()
         known = (path / "sweep.json").exists() and not force
         if known and folder.sweep != sweep:
             raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
@@ -83,16 +87,28 @@ class SweepFolder:
         if metric:
             write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
         if not known:  # last, since a folder without it holds no sweep
-            stored = {**sweep.plain(), "versions": versions_here()}
-            write_atomically(path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
+            folder._write(sweep, Began(versions_here(*sweep.packages()), hashes((sweep.task, sweep.algorithm))))
         return folder
+
+    def _write(self, sweep: Sweep, began: Began) -> None:
+        stored = {**sweep.plain(), **asdict(began)}
+        write_atomically(self.path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
+
+    def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
+        """Raise `InputError` if the user's code that it needs may not be executed, or has changed and must not have."""
+        sweep, began = self.sweep, read_json(self.path / "sweep.json", Began)
+        code = confirmed((sweep.task, sweep.algorithm), began.code, changed=changed, trusted=trusted)
+        if code != began.code:
+            with locked(self.path):
+                self._write(sweep, replace(began, code=code))
 
     @property
     def sweep(self) -> Sweep:
         """What is swept."""
         file = self.path / "sweep.json"
         values = read_json(file, dict[str, Any])
-        values.pop("versions", None)
+        for other in fields(Began):
+            values.pop(other.name, None)
         with naming(file):
             return Sweep.read(values)
 
@@ -105,7 +121,7 @@ class SweepFolder:
     def metric(self) -> str:
         """The metric that ranks the cells: the task's own unless another was asked for."""
         file = self.path / "ranking.json"
-        return read_json(file, Ranking).metric if file.exists() else TASKS[self.sweep.task].load().headline
+        return read_json(file, Ranking).metric if file.exists() else self.sweep.headline
 
     def results(self) -> dict[tuple[str, int], Outcome]:
         """The finished runs, by cell and seed; a line cut off by a kill is left out."""
@@ -183,16 +199,19 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
-    def table(values: Mapping[str, Any]) -> str:
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    def table(entry: Entry, owner: str, values: Mapping[str, Any]) -> str:
+        known = settings(entry.load())
+        return "".join(f"{name} = {json.dumps(parsed(owner, name, known[name], v))}\n" for name, v in values.items())
 
-    known = settings(ALGORITHMS[sweep.algorithm].load())
-    fixed = {name: parsed(sweep.algorithm, name, known[name], value) for name, value in sweep.hyperparameters.items()}
-    knob_settings = settings(TASKS[sweep.task].load())
-    knobs = {name: parsed(sweep.task, name, knob_settings[name], value) for name, value in sweep.knobs.items()}
+    def quoted(name: str) -> str:
+        return json.dumps(name, ensure_ascii=False)
+
+    knobs, hyperparameters = sweep.chosen(best.values)
+    task, algorithm = find(TASKS, "task", sweep.task), find(ALGORITHMS, "algorithm", sweep.algorithm)
+    key = quoted(sweep.algorithm) if is_reference(sweep.algorithm) else sweep.algorithm
     return (
         f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
         f"{len(best.outcomes)} seeds.\n"
-        f'task = "{sweep.task}"\n\n[knobs]\n{table(knobs)}\n'
-        f"[hyperparameters.{sweep.algorithm}]\n{table({**fixed, **untied(best.values)})}"
+        f"task = {quoted(sweep.task)}\n\n[knobs]\n{table(task, sweep.task, knobs)}\n"
+        f"[hyperparameters.{key}]\n{table(algorithm, sweep.algorithm, hyperparameters)}"
     )

@@ -17,10 +17,11 @@ LARGE = 50_000_000  # bytes: a run of this size keeps a CPU busy, and several at
 
 
 def alike(runs: Iterable[tuple[Any, Configuration]]) -> list[list[tuple[Any, Configuration]]]:
-    """The runs in groups whose algorithms differ only in their real numbers."""
+    """The runs in groups with the same task, whose algorithms differ only in their real numbers."""
     groups: dict[Any, list[tuple[Any, Configuration]]] = {}
     for run in runs:
-        groups.setdefault(jax.tree.structure(run[1].configured_algorithm()), []).append(run)
+        task, algorithm = tuple(run[1].knobs.items()), run[1].configured_algorithm()
+        groups.setdefault((task, jax.tree.structure(algorithm)), []).append(run)
     return list(groups.values())
 
 

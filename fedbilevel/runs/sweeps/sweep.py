@@ -7,17 +7,19 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
-from fedbilevel.registry import find
+from fedbilevel.own_code import label
+from fedbilevel.registry import find, require_known
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.base import Better
 from fedbilevel.user_files import Scalar, fitted
 
 MOST_RUNS = 100_000  # in a sweep: at a second each, more than a day
@@ -27,8 +29,9 @@ MOST_RUNS = 100_000  # in a sweep: at a second each, more than a day
 class Sweep:
     """What is swept: every combination of the grid's values, each with seeds `first_seed`, `first_seed` + 1, ...
 
-    A name in the grid may stand for several hyperparameters that share a value, as in "eta_x+gamma_x". The values in the
-    grid are checked, and converted to their setting's type.
+    A name in the grid is a hyperparameter, or a knob of the task if the algorithm has no hyperparameter of that name. It may
+    stand for several that share a value, as in "eta_x+gamma_x". The values in the grid are checked, and converted to their
+    setting's type.
     """
 
     task: str
@@ -40,30 +43,48 @@ class Sweep:
     options: RunOptions  # of all runs, except for the seed
     data: str = ""  # folder of the data set, if it is not bundled
     first_seed: int = 0
+    headline: str = ""  # the task's own metric, which `settle` fills in
+    better: Better = field(default_factory=dict)  # by metric, whether higher or lower is better; filled in by `settle`
 
     def __post_init__(self) -> None:
-        known = settings(find(ALGORITHMS, "algorithm", self.algorithm).load())
+        require_known(TASKS, self.task)
+        require_known(ALGORITHMS, self.algorithm)
+        if self.task in TASKS.bundled and self.algorithm in ALGORITHMS.bundled:
+            self.settle()
+        for name, given in self.grid.items():
+            if len(set(given)) < max(1, len(given)):
+                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
+        if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
+            raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
+        runs = self.seeds * math.prod(map(len, self.grid.values()))
+        if runs > MOST_RUNS:
+            raise InputError(f"this sweep has {runs:,} runs, but may have at most {MOST_RUNS:,}: give it fewer seeds or cells")
+
+    def settle(self) -> None:
+        """Check all values, convert the grid's, and fill in what the task says about its metrics.
+
+        A sweep of the package's own task and algorithm is settled at once; one with other code only when it is to be run.
+        """
+        task, algorithm = find(TASKS, "task", self.task), find(ALGORITHMS, "algorithm", self.algorithm)
+        hyperparameters, knobs = settings(algorithm.load()), settings(task.load())
+        known = {**hyperparameters, **knobs, **hyperparameters}
         names = [name for tied in self.grid for name in tied.split("+")]
         for name in names:
             if name not in known:
-                raise InputError(f"{self.algorithm} has no hyperparameter {name!r}{nearest(name, known)}")
+                raise InputError(f"{label(self.algorithm)} has no hyperparameter {name!r}{nearest(name, known)}")
             if names.count(name) > 1:
                 raise InputError(f"--grid has {name} twice: name each hyperparameter once")
+            if name in self.knobs and name not in hyperparameters:
+                raise InputError(f"{name} is in --grid and in --knob: leave one out")
         values = {
-            tied: [parsed(self.algorithm, first := tied.split("+")[0], known[first], v) for v in given]
+            tied: [parsed(label(self.algorithm), first := tied.split("+")[0], known[first], v) for v in given]
             for tied, given in self.grid.items()
         }
-        for name, given in values.items():
-            if len(set(given)) < max(1, len(given)):
-                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
-        object.__setattr__(self, "grid", values)
-        if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
-            raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
-        runs = self.seeds * math.prod(map(len, values.values()))
-        if runs > MOST_RUNS:
-            raise InputError(f"this sweep has {runs:,} runs, but may have at most {MOST_RUNS:,}: give it fewer seeds or cells")
-        find(TASKS, "task", self.task).configure(self.task, self.knobs)
-        find(ALGORITHMS, "algorithm", self.algorithm).configure(self.algorithm, self.hyperparameters)
+        task.configure(label(self.task), self.knobs)
+        algorithm.configure(label(self.algorithm), self.hyperparameters)
+        filled = {"grid": values, "headline": task.load().headline, "better": dict(task.load().better)}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
@@ -91,13 +112,27 @@ class Sweep:
 
     def configuration(self, cell: Mapping[str, Any], seed: int) -> Configuration:
         """The configuration of one run."""
-        chosen = {**self.hyperparameters, **untied(cell)}
+        knobs, hyperparameters = self.chosen(cell)
         options = replace(self.options, seed=seed)
-        return Configuration.resolve(self.task, self.knobs, self.algorithm, chosen, options, data=self.data)
+        return Configuration.resolve(self.task, knobs, self.algorithm, hyperparameters, options, data=self.data)
+
+    def chosen(self, cell: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The knobs and the hyperparameters of a cell."""
+        known, values = settings(find(ALGORITHMS, "algorithm", self.algorithm).load()), untied(cell)
+        of_task = {name: value for name, value in values.items() if name not in known}
+        return {**self.knobs, **of_task}, {**self.hyperparameters, **{n: v for n, v in values.items() if n in known}}
+
+    def packages(self) -> list[str]:
+        """The other packages that offer its task or its algorithm."""
+        return self.configuration(self.cells()[0], self.first_seed).packages()
+
+    def title(self) -> str:
+        """What is swept, in words."""
+        return f"{label(self.algorithm)} on {label(self.task)}, {self.seeds} seeds"
 
     def ranked(self, cells: Sequence[Cell], metric: str) -> list[Cell]:
         """The cells from best to worst by this metric; those with a run that diverged come last."""
-        sign = -1 if higher_is_better(self.task, metric) else 1
+        sign = -1 if self.better.get(metric) == "higher" else 1
 
         def rank(cell: Cell) -> tuple[bool, float]:
             mean = cell.mean(metric)
@@ -111,7 +146,7 @@ class Sweep:
 
 
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of every single hyperparameter in a cell."""
+    """The value of every single hyperparameter and knob in a cell."""
     return {name: value for tied, value in cell.items() for name in tied.split("+")}
 
 

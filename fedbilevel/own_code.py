@@ -1,0 +1,180 @@
+"""Tasks and algorithms in files of the user's, named as `FILE.py` or `FILE.py:NAME`, and whether such a file may be executed.
+
+A file is executed only where the user of this machine has said so: by naming it in a command, or by a flag of `resume`. What
+was said is remembered in the user's state folder, for that path with that content alone. So a run folder, which anybody may
+have written, can name any file and ship any file, and neither `resume` nor `report` executes one that the user has not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedbilevel.errors import InputError, in_one_line, in_words, place, users_code
+from fedbilevel.settings import nearest
+from fedbilevel.user_files import read_bytes
+
+REFERENCE = re.compile(r"(.+\.py)(?::(.*))?", re.S)
+OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class by which a file or a package offers it
+DECORATORS = {"task": "a function or a class with @fedbilevel.task", "algorithm": "a class with @fedbilevel.algorithm"}
+Hashes = Mapping[str, Sequence[str]]  # path of a file -> the SHA-256 that it has had in a run, the newest last
+Class = TypeVar("Class", bound=type)
+
+_said: set[str] = set()  # what the user has said to this process, also where the state folder cannot be written
+_modules: dict[Path, tuple[str, types.ModuleType]] = {}  # what this process has executed, with the SHA-256 of the file
+
+
+def offered(cls: Class, kind: str) -> Class:
+    """The class, which from now on is offered as a task or an algorithm."""
+    setattr(cls, OFFERED_AS, kind)
+    return cls
+
+
+def offers(value: Any, kind: str) -> bool:
+    """Whether it is a class that is itself offered as a task or an algorithm."""
+    return isinstance(value, type) and vars(value).get(OFFERED_AS) == kind
+
+
+def is_ours(cls: type) -> bool:
+    """Whether a class is the package's own."""
+    return cls.__module__.startswith("fedbilevel.")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a task or an algorithm is named by a file."""
+    return REFERENCE.fullmatch(name) is not None
+
+
+def label(name: str) -> str:
+    """The name alone, without the file."""
+    found = REFERENCE.fullmatch(name)
+    return found[2] or Path(found[1]).stem if found else name
+
+
+def allow(name: str) -> None:
+    """Note that the user wants the code executed that a name refers to, if it refers to a file."""
+    if is_reference(name):
+        path = _path(name)
+        _allow(path, _sha256(read_bytes(path)))
+
+
+def resolved(name: str, kind: str) -> str:
+    """The name with its file in full; `InputError` unless the user allows the file, and it offers just that or only one."""
+    path, wanted = _path(name), (REFERENCE.fullmatch(name) or ["", "", None])[2]
+    module = load(path)
+    names = [n for n, value in vars(module).items() if offers(value, kind) and value.__module__ == module.__name__]
+    if not names:
+        raise InputError(f"{path} has no {kind}: decorate {DECORATORS[kind]}")
+    if wanted is None and len(names) > 1:
+        raise InputError(f"{path} has several {kind}s: choose from {', '.join(f'{path.name}:{n}' for n in names)}")
+    if wanted is not None and wanted not in names:
+        raise InputError(f"{path} has no {kind} {wanted!r}{nearest(wanted, names)}")
+    return f"{path}:{wanted or names[0]}"
+
+
+def load(path: Path) -> types.ModuleType:
+    """The module that a file defines, under a name of its own; `InputError` unless the user allows it.
+
+    A process executes it once: who edits the file meanwhile does not change what is under way.
+    """
+    return _loaded(path)[1]
+
+
+def hashes(names: Iterable[str]) -> dict[str, list[str]]:
+    """The SHA-256 of every file among the names, as this process has loaded it."""
+    return {str(path): [_loaded(path)[0]] for path in map(_path, filter(is_reference, names))}
+
+
+def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, trusted: bool = False) -> Hashes:
+    """The hashes with which a run goes on; `InputError` if a file is not as recorded, or was not run by the user.
+
+    The user may say that a file may have `changed`, and that one is `trusted` that was not run here.
+    """
+    found = dict(recorded)
+    for path in map(_path, filter(is_reference, names)):
+        now, known = _sha256(read_bytes(path)), recorded.get(str(path), [])
+        then = known[-1] if known else ""
+        if not trusted and not _is_allowed(path, then):
+            raise InputError(_not_allowed(path))
+        if not changed and now != then:
+            raise InputError(
+                f"{path} has changed since the run began (SHA-256 {then[:12]} then, {now[:12]} now): "
+                "restore it, or continue with it as it is by 'fedbilevel resume DIR --changed-code'"
+            )
+        _allow(path, now)
+        found[str(path)] = known if now == then else [*known, now]
+    return found
+
+
+def _path(name: str) -> Path:
+    found = REFERENCE.fullmatch(name)
+    if found is None or found[2] == "":
+        raise InputError(f"{name!r} must be of the form FILE.py or FILE.py:NAME")
+    try:
+        return Path(found[1]).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{in_one_line(found[1])} is no path of a file: {in_one_line(error)}") from None
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _state_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fedbilevel" / "allowed-code"
+
+
+def _seal(path: Path, sha256: str) -> str:
+    return _sha256(f"{path}\n{sha256}".encode())
+
+
+def _allow(path: Path, sha256: str) -> None:
+    seal, folder = _seal(path, sha256), _state_folder()
+    _said.add(seal)
+    if path in _modules and _modules[path][0] != sha256:
+        del _modules[path]
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / seal).touch()
+
+
+def _is_allowed(path: Path, sha256: str) -> bool:
+    seal = _seal(path, sha256)
+    return seal in _said or (_state_folder() / seal).exists()
+
+
+def _not_allowed(path: Path) -> str:
+    return (
+        f"{path} would be executed, and you have not run it here as it is: read it, and if you trust it allow it by "
+        "'fedbilevel resume DIR --trust-code'"
+    )
+
+
+def _loaded(path: Path) -> tuple[str, types.ModuleType]:
+    """The SHA-256 of a file and its module."""
+    if path not in _modules:
+        content = read_bytes(path)
+        if not _is_allowed(path, _sha256(content)):
+            raise InputError(_not_allowed(path))
+        _modules[path] = _sha256(content), _executed(path, content)
+    return _modules[path]
+
+
+def _executed(path: Path, content: bytes) -> types.ModuleType:
+    module = types.ModuleType(f"_fedbilevel_own_{path.stem}_{_sha256(str(path).encode())[:8]}")
+    module.__file__ = str(path)
+    try:
+        code = compile(content, str(path), "exec", dont_inherit=True)
+    except Exception as error:
+        raise InputError(f"{place(error, str(path)) or f'{path}: '}{in_words(error)}") from None
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    with users_code(str(path)):
+        exec(code, vars(module))
+    return module

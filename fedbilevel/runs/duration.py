@@ -1,0 +1,107 @@
+"""How long a step takes, estimated before it is taken: a compiled step can be neither stopped nor saved in between.
+
+The operations are counted in the step's trace, where loops have their lengths; no number is computed. The rates are generous,
+so that what is refused takes longer still.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array
+
+from fedbilevel.core import randomness
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.errors import InputError
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.settings import settings
+
+LONGEST = 300.0  # seconds of a step
+FEW = 10_000  # turns of loops in a step: with so few, what fits into memory does not take long
+OF_A_CORE, OF_A_GPU = 2e10, 1e15  # operations in a second; on small tasks a core was measured to do 4e9 to 1e10
+SMALL = 1e5  # operations that one core does
+LAUNCH = 2e-6  # seconds that a turn of a loop takes on a GPU at least
+
+
+def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
+    """Raise `InputError` if one step takes longer than anybody waits for it."""
+    algorithm, task, key = experiment.algorithm, experiment.task, randomness.key(experiment.options.seed)
+    known = settings(type(algorithm))
+    counts = {name: getattr(algorithm, name) for name, setting in known.items() if setting.kind is int}
+    if math.prod(max(1, n) for n in counts.values()) <= FEW:
+        return
+    shapes = engine.state_shapes(algorithm, task.x, task.y, key)
+
+    def step(engine: SimulatedEngine, state: Any, key: Array) -> Any:
+        return engine.step(algorithm, state, key)
+
+    program = jax.make_jaxpr(step)(engine, shapes, key).jaxpr
+    needed = work(program, int(engine.rounds(algorithm, key)))
+    if (seconds := needed.seconds()) > LONGEST:
+        largest = max(counts, key=counts.__getitem__)
+        raise InputError(
+            f"a step of {type(algorithm).__name__} has about {needed.small + needed.large:.1g} operations and takes "
+            f"{in_words(seconds)} or more here, in which it can be neither stopped nor saved: lower {largest}, which is "
+            f"{counts[largest]}"
+        )
+
+
+def in_words(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("years", 365.25 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+class Work(NamedTuple):
+    """What a program does."""
+
+    small: float = 0.0  # operations, in parts that are too small to be split among cores
+    large: float = 0.0  # operations in other parts
+    turns: float = 0.0  # of loops
+
+    def plus(self, other: Work, times: float = 1) -> Work:
+        """This, and another so many times."""
+        return Work(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+
+    def seconds(self) -> float:
+        """How long it takes on the devices that are there."""
+        if jax.default_backend() == "cpu":
+            return (self.small + self.large / (os.cpu_count() or 1)) / OF_A_CORE
+        return (self.small + self.large) / (OF_A_GPU * jax.device_count()) + self.turns * LAUNCH
+
+
+def work(program: Any, rounds: int) -> Work:
+    """What a traced program does; a loop whose length is not known communicates, once in a turn."""
+    total = Work()
+    for equation in program.eqns:
+        name, inner = equation.primitive.name, list(_inner(equation))
+        for within in inner:
+            total = total.plus(work(within, rounds), equation.params.get("length", rounds if name == "while" else 1))
+        if name in ("scan", "while"):
+            total = total.plus(Work(turns=equation.params.get("length", rounds)))
+        if not inner:
+            operations = _operations(equation)
+            total = total.plus(Work(large=operations) if operations > SMALL else Work(small=operations))
+    return total
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    for value in jax.tree.leaves(list(equation.params.values())):
+        program = getattr(value, "jaxpr", value)
+        if hasattr(program, "eqns"):
+            yield program
+
+
+def _operations(equation: Any) -> float:
+    """One for each number of the result; in a matrix product two for each pair of factors."""
+    size = sum(float(math.prod(getattr(result.aval, "shape", ()))) for result in equation.outvars)
+    if equation.primitive.name != "dot_general":
+        return size
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    return 2 * size * math.prod(equation.invars[0].aval.shape[k] for k in contracted)

@@ -1,0 +1,158 @@
+"""How a task is declared: a function or a class, whose typed arguments or fields are its knobs.
+
+    @task(headline="test_accuracy", better={"test_accuracy": "higher"})
+    def cleaning(corruption: float = real(0.4, "share of wrong labels", least=0, most=1), data_seed: int = 0) -> Task:
+        ...
+        return Task.of(f, g, x0, y0, lower=..., upper=..., metrics=...)
+
+Either becomes a frozen dataclass with checked settings and `build`, as the package's own tasks are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, dataclass_transform, overload
+
+from fedbilevel.core.problem import LOSSES
+from fedbilevel.errors import InputError, in_words, require, users_code
+from fedbilevel.own_code import is_ours, offered
+from fedbilevel.settings import check_all, plain, settings
+from fedbilevel.tasks.base import Better, Suited, Task
+
+Class = TypeVar("Class", bound=type)
+DATA = "data"  # the argument that is no knob: the folder of data sets
+
+
+@overload
+@dataclass_transform(frozen_default=True)
+def task(given: Class, /) -> Class: ...
+@overload
+def task(given: Callable[..., Task], /) -> Any: ...
+@overload
+def task(
+    *, headline: str = ..., better: Better | None = ..., suited: Mapping[str, Mapping[str, Any]] | None = ...
+) -> Callable[[Any], Any]: ...
+
+
+def task(
+    given: Any = None,
+    /,
+    *,
+    headline: str = "",
+    better: Better | None = None,
+    suited: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    """Make a function that returns a `Task`, or a class with a method `build` that does, a task for the command.
+
+    A function's arguments are its knobs, and a class's fields are: each has a type (a number, a truth value, a text or a
+    `Literal`) and a default, plain or made by `real`, `count`, `choice`, `flag` or `text` with its bounds and its meaning.
+    An argument `data` is no knob, but the folder that `--data` gives.
+
+    Args:
+        headline: the metric to compare methods by; the upper loss unless given.
+        better: for metrics, whether "higher" or "lower" values are better; lower unless given.
+        suited: by the name of an algorithm, hyperparameters that suit the task.
+
+    Raises:
+        InputError: something about it cannot be used.
+    """
+    if given is None:
+        return functools.partial(_declared, headline=headline, better=better, suited=suited)
+    return _declared(given)
+
+
+def _declared(
+    given: Any,
+    headline: str = "",
+    better: Better | None = None,
+    suited: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
+    require(isinstance(given, type) or inspect.isfunction(given), "@task", "on a function or a class", given)
+    cls: Any = given if isinstance(given, type) else _class_of(given)
+    name = cls.__name__
+    builds = callable(getattr(cls, "build", None))
+    require(builds, name, "a class with a method build(self, data) that returns a Task", cls)
+    tables = isinstance(suited, Mapping | None) and all(isinstance(values, Mapping) for values in (suited or {}).values())
+    require(tables, f"{name}: suited", "a dictionary of hyperparameters by algorithm", suited)
+    by_name = {name: {of: Suited(values, "its author") for of, values in suited.items()}} if suited else {}
+    said: dict[str, Any] = {"headline": headline, "better": better, "suited": by_name}
+    for trait, unless_given in (("headline", LOSSES[0]), ("better", {}), ("suited", {})):
+        setattr(cls, trait, said[trait] or getattr(cls, trait, unless_given))
+    require(isinstance(cls.headline, str), f"{name}: headline", "the name of a metric", cls.headline)
+    fits = isinstance(cls.better, Mapping) and set(cls.better.values()) <= {"higher", "lower"}
+    require(fits, f"{name}: better", 'a dictionary of "higher" or "lower" by metric', cls.better)
+    further = vars(cls).get("__post_init__", lambda self: None)
+
+    def __post_init__(self: Any) -> None:
+        check_all(self)
+        further(self)
+
+    cls.__post_init__ = __post_init__
+    for knob, annotation in inspect.get_annotations(cls).items():
+        if "ClassVar" not in str(annotation):
+            setattr(cls, knob, _knob(cls, knob, vars(cls).get(knob, inspect.Parameter.empty)))
+    dataclasses.dataclass(frozen=True)(cls)
+    for field in dataclasses.fields(cls):
+        wanted = "a setting, such as real(0.1, ...)"
+        require("setting" in field.metadata, f"{name}: {field.name}", wanted, field.default)
+    if "build" in vars(cls) and not is_ours(cls):
+        cls.build = _guarded(cls.build)
+    return offered(cls, "task")
+
+
+def _knob(owner: Any, name: str, default: Any) -> dataclasses.Field:
+    """The field of a knob: the default itself if that is one, or one of the type that its owner gives it."""
+    if isinstance(default, dataclasses.Field):
+        return default
+    try:
+        kinds = typing.get_type_hints(owner)
+    except Exception as error:
+        raise InputError(f"{owner.__name__}: its types cannot be read: {in_words(error)}") from error
+    return plain(owner.__name__, name, kinds, default)
+
+
+def _class_of(function: Callable[..., Task]) -> type:
+    """A class whose fields are the function's arguments, and whose `build` calls it."""
+    name = function.__name__
+    arguments = inspect.signature(function).parameters
+    body: dict[str, Any] = {"__doc__": function.__doc__, "__module__": function.__module__ or "", "__annotations__": {}}
+    for argument, parameter in arguments.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InputError(f"{name}: {parameter} must be a knob of its own, with a type and a default")
+        if argument in ("build", "headline", "better", "suited"):
+            raise InputError(f"{name}: {argument} cannot be the name of a knob: choose another")
+        if argument != DATA:
+            body[argument] = _knob(function, argument, parameter.default)
+            body["__annotations__"][argument] = Any
+
+    def build(self: Any, data: str = "") -> Task:
+        """The task with these knobs; `data` is the folder of its data."""
+        values = {knob: getattr(self, knob) for knob in settings(type(self))}
+        if DATA in arguments and (data or arguments[DATA].default is inspect.Parameter.empty):
+            values[DATA] = data
+        return function(**values)
+
+    build.__wrapped__ = function  # type: ignore[attr-defined]
+    return types.new_class(name, exec_body=lambda namespace: namespace.update(body, build=build))
+
+
+def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
+    """The same, where what goes wrong is one line that names the line of the user's code."""
+    function = inspect.unwrap(build)
+
+    @functools.wraps(build)
+    def guarded(self: Any, data: str = "") -> Task:
+        with users_code(function.__code__.co_filename):
+            built = build(self, data)
+        name = type(self).__name__
+        require(isinstance(built, Task), f"what {name} returns", "a Task, as Task.of gives it", built)
+        names = built.metric_names()
+        require(self.headline in names, f"{name}: headline", f"one of its metrics {', '.join(names)}", self.headline)
+        return built
+
+    return guarded

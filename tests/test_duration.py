@@ -1,0 +1,80 @@
+"""What would take longer than anybody waits is said before it starts, or while it runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from rich.console import Console
+
+import fedbilevel as fb
+from fedbilevel.command import progress
+from fedbilevel.runs import duration
+
+LONGEST = 2**31 - 1  # of a loop
+
+
+def solve(**algorithm):
+    def loss(x, y, rows):
+        return jnp.mean((y - rows) ** 2) + x**2
+
+    return fb.solve(
+        loss, loss, jnp.array(1.0), jnp.zeros(300), lower=[np.ones((4, 300))] * 2, algorithm=fb.FedMBO(**algorithm), steps=1
+    )
+
+
+@pytest.mark.parametrize("name", ["lower_rounds", "neumann_terms"])
+def test_a_step_that_takes_hours_is_refused_with_its_estimate_and_the_remedy(name):
+    with pytest.raises(fb.InputError, match=rf"about \de\+\d+ operations and takes .* or more here.*lower {name}, which is 2"):
+        solve(**{name: LONGEST}, beta=1e-9)
+
+
+def test_a_step_of_many_short_turns_is_not_refused():
+    solve(lower_rounds=11_000, beta=0.1)
+
+
+def test_the_operations_of_loops_are_counted_with_their_lengths():
+    def program(a, n):
+        looped = lax.fori_loop(0, 7, lambda _, b: a @ b, a)
+        return lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, looped))
+
+    traced = jax.make_jaxpr(program)(jnp.ones((3, 3)), 5).jaxpr
+    found = duration.work(traced, rounds=11)
+    products, sines = 7 * 2 * 27, 11 * 9
+    assert found.turns == 7 + 11 and found.large == 0
+    assert products + sines <= found.small <= products + sines + 2 * 7 + 2 * 11 + 2  # the loops' counters
+    large = duration.work(jax.make_jaxpr(jnp.dot)(jnp.ones((100, 100)), jnp.ones((100, 100))).jaxpr, rounds=1)
+    assert large == duration.Work(large=2e6)
+
+
+def test_only_large_operations_are_split_among_cores(monkeypatch):
+    monkeypatch.setattr(duration.os, "cpu_count", lambda: 4)
+    assert duration.Work(small=duration.OF_A_CORE, large=duration.OF_A_CORE).seconds() == 1.25
+
+
+def test_a_gpu_needs_time_for_every_turn(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert duration.Work(small=1e6, turns=1e9).seconds() == pytest.approx(1e9 * duration.LAUNCH, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(3, "3 s"), (119, "119 s"), (1800, "30 minutes"), (86400 * 3, "3 days"), (1e12, "31,688 years")]
+)
+def test_durations_have_their_largest_unit(seconds, words):
+    assert duration.in_words(seconds) == words
+
+
+def test_days_that_are_left_are_said_once_as_soon_as_the_pace_is_known(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    pace = progress.Pace(Console(width=200), "simfbo", 10**6)
+    assert pace.note(0) is None and pace.note(1) is None  # a start, and the first stretch, which compiles
+    for done in range(2, 20):
+        clock[0] += 1.0
+        assert pace.note(done) == pytest.approx(10**6 - done)
+    assert capsys.readouterr().out == "simfbo: at this pace the rest takes 12 days\n"
+    short = progress.Pace(Console(width=200), "simfbo", 100)
+    for done in range(20):
+        clock[0] += 1.0
+        short.note(done)
+    assert capsys.readouterr().out == ""
