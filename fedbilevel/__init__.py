@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedbio_local import FedBiOLocal as FedBiOLocal
     from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
     from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
+    from fedbilevel.algorithms.fedpace import FedPace as FedPace
     from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
     from fedbilevel.core.clients import Clients as Clients

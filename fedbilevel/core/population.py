@@ -192,6 +192,11 @@ class Client:
         """The losses and their derivatives."""
         return self._population.problem
 
+    @property
+    def rows(self) -> tuple[Array, Array]:
+        """How many rows it has for f, and for g."""
+        return self._population.upper.size[self._m], self._population.lower.size[self._m]
+
     def batch(self, k: Array | int = 0, times: int = 1) -> Batch:
         """The k-th minibatch of this call, `times` as large as usual."""
         return self._draw(1, k, times)[0]

@@ -1,0 +1,275 @@
+"""FedPace: every step size is measured, none is set. One round per step, no memory at the clients.
+
+Ours; docs/fedpace.md derives it, says what is guaranteed and what it was tried on. Each sampled client sends the mean
+over τ minibatches of
+
+    D_x = ∇_x f - G,    D_y = ∇_y g + δ ∇_y f,    D_u = H - ∇_y f,
+
+where (G, H) are (∇²_xy g u, ∇²_yy g u) if δ = 0, and otherwise the secants of (∇_x g, ∇_y g) from y to y + δu, divided by δ.
+With δ = 0 this is SimFBO's direction, for the bilevel problem itself. With δ > 0 it is that of a penalty problem in other
+coordinates: y descends g + δf, and y + δu descends g. Where g is not convex in y, secants stay bounded when derivatives do
+not, and of the lower level's many solutions y seeks the one that is best for f.
+
+The server averages over rounds, m ← β m + (1 - β) D, and moves x, y and u along m. Its steps come from numbers that the
+clients measure on one minibatch and send beside D:
+
+    y, u:  c / L with L = |∇²_yy g v| / |v| for v after a power iteration, the largest of late;
+    x:     p times the smaller of c_x / |∂_x D_x h| and φ / (s⁴ r |D_x|), where h = D_x / |D_x|.
+
+r = |∂_x D_y h| / (|D_y| + δ₀ |∇_y f|) says how much the lower level's gradient changes as x moves, relatively: φ is the most
+that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with s its share of |D_x|². |D_x| is
+the largest of late or on average. The pace p is 1 to begin with. It grows, up to 10, while rounds agree on x's direction, and is halved
+when f has risen and x's direction points back to where f was least.
+
+A first round looks at the lower level: if it is convex, δ = 0. If not, δ is δ₀ or less, such that δ∇_y f is not heard above
+the noise of ∇_y g from round to round: without noise δ goes to 0. δ₀, in which the losses' scales cancel, is the ratio of
+the first gradients' lengths, |∇_y g| / |∇_y f|, times the square root of the ratio of f's rows to g's. The x and y that are
+reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a constant changes
+no step but for rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
+from fedbilevel.core.clients import Client, Clients, at_client, iterate
+from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
+from fedbilevel.core.problem import Batch, Point, Problem, mean_loss
+from fedbilevel.core.sets import EVERYWHERE
+from fedbilevel.settings import count, real, step_size
+
+CONVEX = 1e-4  # of the largest curvature: negative curvature below that is rounding
+SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
+Y_START, X_START = 20, 50  # rounds until a step has its full length
+FADE = 0.98  # of a measured curvature from round to round
+HEARD = 10  # times its noise: what is heard in the lower gradient
+FASTER, FASTEST = 1.02, 10  # the pace's growth in a round, and its bound
+NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
+
+
+class Look(NamedTuple):
+    """What a client sees of the lower level in the first round."""
+
+    largest: Array  # curvature of g in y
+    least: Array
+    rows: Array  # of f over those of g
+    gy: Array  # |∇_y g|²
+    fy: Array  # |∇_y f|²
+
+
+class Measured(NamedTuple):
+    """What a client measures in a round: the squared lengths of these."""
+
+    bent: Array  # ∇²_yy g v
+    v: Array
+    turned_x: Array  # ∂_x D_x h
+    turned_y: Array  # ∂_x D_y h
+    dy: Array  # D_y
+    fy: Array  # ∇_y f
+    fx: Array  # ∇_x f
+    through_y: Array  # D_x - ∇_x f
+
+
+class Averages(NamedTuple):
+    """What the server averages over rounds as it does directions."""
+
+    follow: Array  # r
+    share: Array  # s
+    dx: Array  # |D_x|²
+    noise: Array  # |D_y - m_y|²
+    loss: Array  # f
+    jump: Array  # of f from round to round, squared
+
+
+class State(NamedTuple):
+    """What is reported, the point with its momenta, and what has been measured."""
+
+    x: Array
+    y: Array
+    z: Point
+    m: Point
+    t: Array
+    convex: Array
+    delta_0: Array
+    delta: Array
+    curvature: Array  # L
+    x_curvature: Array  # |∂_x D_x h|
+    total: Array  # Σ |D_x|²
+    averages: Averages
+    last_loss: Array
+    pace: Array
+    least: Array  # loss since the pace was last halved
+    best_x: Array  # where that was
+    since: Array  # rounds
+
+
+@algorithm
+class FedPace(Algorithm):
+    """Steps from measured curvatures on x, y and u at the server, one aggregation per step; needs no tuning."""
+
+    constrained: ClassVar[bool] = True
+    needs_strong_convexity: ClassVar[bool] = False
+    rounds_to_start: ClassVar[int] = 1
+    reports: ClassVar[Mapping[str, str]] = {
+        **HYPERGRADIENT_NORM,
+        **U_NORM,
+        "step_x": "x's step in force",
+        "step_y": "y's and u's step in force",
+        "delta": "δ, the weight of f in y's descent",
+        "pace": "p, x's pace",
+        "lag": "share of |D_y| on which rounds agree: near 1 if the lower level lags behind x, small if only noise is left",
+    }
+
+    minibatches: int = count(5, "τ, a client's minibatches in a round", source="ours")
+    beta: float = real(0.9, "β, of the momenta", least=0, below=1, source="ours")
+    c: float = step_size(10.0, "c, y's and u's step in units of 1 / L", source="ours: a quarter of what β = 0.9 allows")
+    c_x: float = step_size(4.0, "c_x, x's step in units of its own 1 / L", source="ours")
+    phi: float = step_size(0.02, "φ, the most that x may change the lower level's gradient in a round", source="ours")
+
+    def direction(self, problem: Problem, z: Point, batch: Batch, delta: Array, secant: Array) -> tuple[Point, Array, Array]:
+        """D, ∇_x f and ∇_y f."""
+        x, y, u = z
+        fx, fy, gy = problem.fx(x, y, batch), problem.fy(x, y, batch), problem.gy(x, y, batch)
+
+        def secants() -> tuple[Array, Array]:
+            end = y + delta * u
+            return (problem.gx(x, end, batch) - problem.gx(x, y, batch)) / delta, (problem.gy(x, end, batch) - gy) / delta
+
+        def derivatives() -> tuple[Array, Array]:
+            return problem.gxy(x, y, batch, u), problem.gyy(x, y, batch, u)
+
+        through_x, through_y = lax.cond(secant, secants, derivatives)
+        return Point(fx - through_x, gy + delta * fy, through_y - fy), fx, fy
+
+    @at_client
+    def first_look(self, client: Client, x: Array, y: Array) -> Look:
+        """The curvatures of g in y and the first gradients, on a minibatch."""
+        problem, batch = client.problem, client.batch()
+        largest, least = extreme_curvatures(lambda v: problem.gyy(x, y, batch, v), y)
+        upper, lower = client.rows
+        return Look(largest, least, upper / lower, squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch)))
+
+    @at_client
+    def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
+        """D and f over τ minibatches, and what the first of them measures."""
+        problem = client.problem
+
+        def add(k: Any, total: Any) -> Any:
+            batch = client.batch(k)
+            one = *self.direction(problem, z, batch, delta, secant), mean_loss(problem.f, z.x, z.y, batch.upper)
+            return jax.tree.map(jnp.add, total, one)
+
+        zeros = jax.tree.map(jnp.zeros_like, (z, z.x, z.y, z.x[0]))
+        d, fx, fy, loss = jax.tree.map(lambda a: a / self.minibatches, iterate(self.minibatches, add, zeros))
+        batch = client.batch()
+        v = problem.gyy(z.x, z.y, batch, unit(d.y) + probe(d.y))
+        own, turned = jax.jvp(lambda x: self.direction(problem, z._replace(x=x), batch, delta, secant)[0], (z.x,), (unit(d.x),))
+        lengths = problem.gyy(z.x, z.y, batch, v), v, turned.x, turned.y, own.y, fy, fx, d.x - fx
+        return d, Measured(*map(squared, lengths)), loss
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        X, Y = clients.sets
+        z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
+        look = clients.draw().mean(self.first_look, z.x, z.y)
+        convex = (look.least > -CONVEX * look.largest) & (Y == EVERYWHERE)
+        delta_0 = jnp.sqrt(look.rows * ratio(look.gy, look.fy))
+        zero = jnp.zeros((), x.dtype)
+        return State(
+            x=z.x,
+            y=z.y,
+            z=z,
+            m=jax.tree.map(jnp.zeros_like, z),
+            t=jnp.int32(0),
+            convex=convex,
+            delta_0=delta_0,
+            delta=jnp.where(convex, 0, delta_0),
+            curvature=look.largest,
+            x_curvature=zero,
+            total=zero,
+            averages=Averages(*[zero] * len(Averages._fields)),
+            last_loss=zero,
+            pace=zero + 1,
+            least=zero,
+            best_x=z.x,
+            since=jnp.int32(0),
+        )
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        z, t, old = state.z, state.t, state.averages
+        secant = state.delta > SHORTEST * state.delta_0
+        d, seen, loss = clients.draw().mean(self.answer, z, state.delta, secant)
+
+        def average(old: Any, new: Any) -> Any:
+            return jax.tree.map(lambda a, b: self.beta * a + (1 - self.beta) * b, old, new)
+
+        m = average(state.m, d)
+        along = jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1.0)), m)
+        seen_now = Averages(
+            follow=jnp.sqrt(ratio(seen.turned_y, seen.dy + state.delta_0**2 * seen.fy)),
+            share=ratio(seen.through_y, seen.through_y + seen.fx),
+            dx=squared(d.x),
+            noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
+            loss=loss,
+            jump=jnp.where(state.since > 0, loss - state.last_loss, 0) ** 2,
+        )
+        averages = jax.tree.map(lambda a, b: jnp.where(t > 0, a, b), average(old, seen_now), seen_now)
+
+        curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
+        x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))
+        total = state.total + seen_now.dx
+        length = jnp.sqrt(jnp.maximum(jnp.maximum(seen_now.dx, averages.dx), total / (t + 1)))
+        unfollowed = averages.share**4 * averages.follow * length
+        step_y = ratio(self.c * jnp.minimum(1, (t + 1) / Y_START), curvature)
+        step_x = ratio(state.pace * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
+
+        X, Y = clients.sets
+        x, y, u = z.x - step_x * along.x, Y.project(z.y - step_y * along.y), z.u - step_y * along.u
+        u = jnp.where(secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
+        after = Point(X.project(x), y, u)
+
+        better = (averages.loss <= state.least) | (state.since == 0)
+        least, best_x = jnp.where(better, averages.loss, state.least), jnp.where(better, z.x, state.best_x)
+        risen = (averages.loss > least + jnp.sqrt(averages.jump)) & (jnp.vdot(along.x, z.x - best_x) > 0) & (state.since > 10)
+        agreed = 2 * squared(along.x) > averages.dx
+        pace = jnp.where(agreed, jnp.minimum(state.pace * FASTER, FASTEST), jnp.minimum(state.pace, jnp.maximum(1, state.pace / FASTER)))
+
+        quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
+        shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
+        weight = (NINTH + 1) / (t + 1 + NINTH)
+        clients.report(
+            hypergradient_norm=jnp.linalg.norm(along.x),
+            u_norm=jnp.linalg.norm(u),
+            step_x=step_x,
+            step_y=step_y,
+            delta=state.delta,
+            pace=state.pace,
+            lag=jnp.sqrt(ratio(squared(along.y), squared(along.y) + averages.noise)),
+        )
+        return State(
+            x=state.x + weight * (after.x - state.x),
+            y=state.y + weight * (after.y - state.y),
+            z=after,
+            m=m,
+            t=t + 1,
+            convex=state.convex,
+            delta_0=state.delta_0,
+            delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),
+            curvature=curvature,
+            x_curvature=x_curvature,
+            total=total,
+            averages=averages,
+            last_loss=loss,
+            pace=jnp.where(risen, state.pace / 2, pace),
+            least=least,
+            best_x=best_x,
+            since=jnp.where(risen, 0, state.since + 1),
+        )
+
+    def rounds(self, key: Array, size: int) -> int:
+        return 1
