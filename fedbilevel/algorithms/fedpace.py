@@ -18,8 +18,8 @@ clients measure on one minibatch and send beside D:
 
 r = |∂_x D_y h| / (|D_y| + δ₀ |∇_y f|) says how much the lower level's gradient changes as x moves, relatively: φ is the most
 that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with s its share of |D_x|². |D_x| is
-the largest of late or on average. The pace p is 1 to begin with. It grows, up to 10, while rounds agree on x's direction, and is halved
-when f has risen and x's direction points back to where f was least.
+the largest of late or on average. The pace p is 1 to begin with. It grows, up to 10, while rounds agree on x's direction, and
+is halved when f has risen and x's direction points back to where f was least.
 
 A first round looks at the lower level: if it is convex, δ = 0. If not, δ is δ₀ or less, such that δ∇_y f is not heard above
 the noise of ∇_y g from round to round: without noise δ goes to 0. δ₀, in which the losses' scales cancel, is the ratio of
@@ -237,7 +237,8 @@ class FedPace(Algorithm):
         least, best_x = jnp.where(better, averages.loss, state.least), jnp.where(better, z.x, state.best_x)
         risen = (averages.loss > least + jnp.sqrt(averages.jump)) & (jnp.vdot(along.x, z.x - best_x) > 0) & (state.since > 10)
         agreed = 2 * squared(along.x) > averages.dx
-        pace = jnp.where(agreed, jnp.minimum(state.pace * FASTER, FASTEST), jnp.minimum(state.pace, jnp.maximum(1, state.pace / FASTER)))
+        calmer = jnp.minimum(state.pace, jnp.maximum(1, state.pace / FASTER))
+        pace = jnp.where(agreed, jnp.minimum(state.pace * FASTER, FASTEST), calmer)
 
         quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
         shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
