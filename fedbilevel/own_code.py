@@ -21,7 +21,7 @@ from fedbilevel.errors import InputError, in_one_line, in_words, place, users_co
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import read_bytes
 
-REFERENCE = re.compile(r"(.+\.py)(?::(.*))?", re.S)
+REFERENCE = re.compile(r"([^\0]+\.py)(?::(.*))?", re.S)
 OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class by which a file or a package offers it
 DECORATORS = {"task": "a function or a class with @fedbilevel.task", "algorithm": "a class with @fedbilevel.algorithm"}
 Hashes = Mapping[str, Sequence[str]]  # path of a file -> the SHA-256 that it has had in a run, the newest last
@@ -118,9 +118,12 @@ def _path(name: str) -> Path:
     if found is None or found[2] == "":
         raise InputError(f"{name!r} must be of the form FILE.py or FILE.py:NAME")
     try:
-        return Path(found[1]).expanduser().resolve()
+        path = Path(found[1]).expanduser()
+        path = path.parent.resolve() / path.name  # a link to a file keeps its own name, which ends in .py
+        str(path).encode()  # raises for a path that no file of ours could name
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{in_one_line(found[1])} is no path of a file: {in_one_line(error)}") from None
+        raise InputError(f"{in_one_line(found[1])} cannot be the path of a file: {in_one_line(error)}") from None
+    return path
 
 
 def _sha256(content: bytes) -> str:

@@ -31,7 +31,7 @@ def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
     """Raise `InputError` if one step takes longer than anybody waits for it."""
     algorithm, task, key = experiment.algorithm, experiment.task, randomness.key(experiment.options.seed)
     known = settings(type(algorithm))
-    counts = {name: getattr(algorithm, name) for name, setting in known.items() if setting.kind is int}
+    counts = {name: getattr(algorithm, name) or 0 for name, setting in known.items() if setting.kind is int}
     if math.prod(max(1, n) for n in counts.values()) <= FEW:
         return
     shapes = engine.state_shapes(algorithm, task.x, task.y, key)
