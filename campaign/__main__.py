@@ -53,6 +53,7 @@ def _prepared(scratch: Path) -> Path:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
     sys.path[:0] = [str(TESTS.parent), str(TESTS)]
     os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
+    os.environ["XDG_STATE_HOME"] = str(scratch / "state")
     os.environ.pop("FEDBILEVEL_DATA", None)
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"

@@ -28,6 +28,12 @@ COMMANDS = {  # by the beginning of a file's path
     "plans/": ("reproduce mine --plans plans --out study", "reproduce --list --plans plans"),
     "study/": ("reproduce mine --plans plans --out study",),
     "settings.toml": ("run quadratic simfbo --settings settings.toml --rounds 3 --out out",),
+    "mine.py": (
+        "run mine.py simfbo --rounds 3 --out out",
+        "show mine.py:small",
+        "sweep quadratic mine.py --grid eta=1 --rounds 3 --out out",
+        "data show mine.py",
+    ),
     "federation.toml": ("federation revoke . nobody", "run quadratic simfbo --federation . --rounds 3 --knob clients=7"),
     "data/": (
         "data show data-cleaning --knob dataset=cifar-10 --knob clients=2 --knob train_per_client=5 "

@@ -44,7 +44,7 @@ def computing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def users_code(file: str) -> Iterator[None]:
-    """Within it, whatever comes from code in a user's file becomes `InputError` with the line of that file."""
+    """During the block, turn whatever code in a user's file raises into `InputError` that names the line of that file."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -55,7 +55,7 @@ def users_code(file: str) -> Iterator[None]:
 
 
 def place(error: BaseException, file: str = "") -> str:
-    """The line of a user's code, in this file if one is given, that an error comes from, as `FILE:LINE: `; "" if none."""
+    """Where in a user's code, or in the given file, an error was raised, as `FILE:LINE: `; "" if nowhere."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno or 0))

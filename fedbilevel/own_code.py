@@ -1,8 +1,8 @@
-"""Tasks and algorithms in files of the user's, named as `FILE.py` or `FILE.py:NAME`, and whether such a file may be executed.
+"""Tasks and algorithms in the user's own files, named as `FILE.py` or `FILE.py:NAME`, and whether a file may be executed.
 
-A file is executed only where the user of this machine has said so: by naming it in a command, or by a flag of `resume`. What
-was said is remembered in the user's state folder, for that path with that content alone. So a run folder, which anybody may
-have written, can name any file and ship any file, and neither `resume` nor `report` executes one that the user has not run.
+A file is executed only if the user of this machine has allowed it, by naming it in a command or by a flag of `resume`. This is
+remembered in the user's state folder, only for that path with that content. So a run folder, which anybody may have written,
+can name any file and ship any file, but neither `resume` nor `report` executes one that the user has not run.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from fedbilevel.errors import InputError, in_one_line, in_words, place, users_co
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import read_bytes
 
-REFERENCE = re.compile(r"(.+\.py)(?::(.*))?", re.S)
-OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class by which a file or a package offers it
+REFERENCE = re.compile(r"([^\0]+\.py)(?::(.*))?", re.S)
+OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class that a file or a package offers
 DECORATORS = {"task": "a function or a class with @fedbilevel.task", "algorithm": "a class with @fedbilevel.algorithm"}
-Hashes = Mapping[str, Sequence[str]]  # path of a file -> the SHA-256 that it has had in a run, the newest last
+Hashes = Mapping[str, Sequence[str]]  # path of a file -> its SHA-256 in the course of a run, the newest last
 Class = TypeVar("Class", bound=type)
 
-_said: set[str] = set()  # what the user has said to this process, also where the state folder cannot be written
+_said: set[str] = set()  # what the user has allowed in this process, even if the state folder cannot be written
 _modules: dict[Path, tuple[str, types.ModuleType]] = {}  # what this process has executed, with the SHA-256 of the file
 
 
 def offered(cls: Class, kind: str) -> Class:
-    """The class, which from now on is offered as a task or an algorithm."""
+    """The class, marked as a task or an algorithm on offer."""
     setattr(cls, OFFERED_AS, kind)
     return cls
 
 
 def offers(value: Any, kind: str) -> bool:
-    """Whether it is a class that is itself offered as a task or an algorithm."""
+    """Whether it is a class that is itself marked as a task or an algorithm."""
     return isinstance(value, type) and vars(value).get(OFFERED_AS) == kind
 
 
@@ -59,14 +59,14 @@ def label(name: str) -> str:
 
 
 def allow(name: str) -> None:
-    """Note that the user wants the code executed that a name refers to, if it refers to a file."""
+    """Record that the user allows the file to be executed, if the name refers to one."""
     if is_reference(name):
         path = _path(name)
         _allow(path, _sha256(read_bytes(path)))
 
 
 def resolved(name: str, kind: str) -> str:
-    """The name with its file in full; `InputError` unless the user allows the file, and it offers just that or only one."""
+    """The name with the full path of its file; `InputError` unless the user allows the file and one class in it is meant."""
     path, wanted = _path(name), (REFERENCE.fullmatch(name) or ["", "", None])[2]
     module = load(path)
     names = [n for n, value in vars(module).items() if offers(value, kind) and value.__module__ == module.__name__]
@@ -82,7 +82,7 @@ def resolved(name: str, kind: str) -> str:
 def load(path: Path) -> types.ModuleType:
     """The module that a file defines, under a name of its own; `InputError` unless the user allows it.
 
-    A process executes it once: who edits the file meanwhile does not change what is under way.
+    A process executes it only once, so editing the file does not change what is already running.
     """
     return _loaded(path)[1]
 
@@ -93,9 +93,9 @@ def hashes(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, trusted: bool = False) -> Hashes:
-    """The hashes with which a run goes on; `InputError` if a file is not as recorded, or was not run by the user.
+    """The hashes with which a run continues; `InputError` if a file is not as recorded, or was not run by the user.
 
-    The user may say that a file may have `changed`, and that one is `trusted` that was not run here.
+    The user can accept files that have `changed`, and files that were not run here (`trusted`).
     """
     found = dict(recorded)
     for path in map(_path, filter(is_reference, names)):
@@ -106,7 +106,7 @@ def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, 
         if not changed and now != then:
             raise InputError(
                 f"{path} has changed since the run began (SHA-256 {then[:12]} then, {now[:12]} now): "
-                "restore it, or continue with it as it is by 'fedbilevel resume DIR --changed-code'"
+                "restore it, or continue with it as it is with 'fedbilevel resume DIR --changed-code'"
             )
         _allow(path, now)
         found[str(path)] = known if now == then else [*known, now]
@@ -118,9 +118,12 @@ def _path(name: str) -> Path:
     if found is None or found[2] == "":
         raise InputError(f"{name!r} must be of the form FILE.py or FILE.py:NAME")
     try:
-        return Path(found[1]).expanduser().resolve()
+        path = Path(found[1]).expanduser()
+        path = path.parent.resolve() / path.name  # a link to a file keeps its own name, which ends in .py
+        str(path).encode()  # raises for a path that no file of ours could name
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{in_one_line(found[1])} is no path of a file: {in_one_line(error)}") from None
+        raise InputError(f"{in_one_line(found[1])} cannot be the path of a file: {in_one_line(error)}") from None
+    return path
 
 
 def _sha256(content: bytes) -> str:
@@ -152,7 +155,7 @@ def _is_allowed(path: Path, sha256: str) -> bool:
 
 def _not_allowed(path: Path) -> str:
     return (
-        f"{path} would be executed, and you have not run it here as it is: read it, and if you trust it allow it by "
+        f"{path} would be executed, and you have not run it here as it is: read it, and if you trust it, allow it with "
         "'fedbilevel resume DIR --trust-code'"
     )
 

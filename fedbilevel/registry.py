@@ -1,7 +1,7 @@
 """Tables of the names that the command line accepts. Reading one imports only this module.
 
-A name is one of the package's own, one that another installed package offers by an entry point of the table's group, or a
-file of the user's (`own_code`).
+A name is one of the package's own, one that another installed package offers through an entry point of the table's group, or
+one of the user's files (`own_code`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Entry(NamedTuple):
     defaults: Mapping[str, Any] = NOTHING  # the paper's values, which replace the class's own defaults
     ours: Mapping[str, Any] = NOTHING  # our values, where the paper gives none
     run: Mapping[str, Any] = NOTHING  # default options of a run
-    package: str = ""  # that offers it, if that is not this one
-    kind: str = ""  # as what that package offers it
+    package: str = ""  # the package that offers it, if it is not this one
+    kind: str = ""  # what that package offers it as: a task or an algorithm
 
     def load(self) -> Any:
         """The class itself."""
@@ -57,19 +57,19 @@ class Entry(NamedTuple):
 
 
 class Registry(Mapping[str, Entry]):
-    """The package's own entries, then those that other packages offer; these are looked for when they are asked for."""
+    """The package's own entries, then those of other packages, which are looked up only when they are needed."""
 
     def __init__(self, kind: str, bundled: dict[str, Entry]):
         self.kind, self.bundled = kind, bundled
 
     @functools.cached_property
     def refused(self) -> dict[str, str]:
-        """The names that other packages offer in vain, with the reason in a line."""
+        """The names of other packages that cannot be used, each with the reason in one line."""
         lines = {}
         for name, entries in self._offered.items():
             packages = sorted({entry.package for entry in entries})
             if name in self.bundled:
-                lines[name] = f"{packages[0]} offers {name!r}, which is a name of fedbilevel's own: it needs another one"
+                lines[name] = f"{packages[0]} offers {name!r}, but that is one of fedbilevel's own names: it needs another one"
             elif len(packages) > 1:
                 lines[name] = f"{packages[0]} and {packages[1]} both offer {name!r}: uninstall one of them"
         return lines
@@ -80,7 +80,7 @@ class Registry(Mapping[str, Entry]):
 
         found: dict[str, list[Entry]] = {}
         for package in importlib.metadata.distributions():
-            with contextlib.suppress(Exception):  # of one that is damaged, which is not for us to say
+            with contextlib.suppress(Exception):  # a damaged package is not ours to report
                 for point in package.entry_points.select(group=f"fedbilevel.{self.kind}s"):
                     module, _, defined = (part.strip() for part in point.value.partition(":"))
                     name, summary = package.metadata["Name"], package.metadata["Summary"] or ""
@@ -103,7 +103,7 @@ class Registry(Mapping[str, Entry]):
 
 
 def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
-    """The entry of that name, of a registry also one in a file; `InputError` with the nearest names if there is none."""
+    """The entry of that name, which a registry also finds in a file; `InputError` with the nearest names if there is none."""
     if isinstance(table, Registry) and own_code.is_reference(name):
         path, _, own = own_code.resolved(name, what).rpartition(":")
         if own in table:
@@ -115,18 +115,18 @@ def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
 
 
 def require_known(table: Registry, name: str) -> None:
-    """Raise `InputError` unless there is such a name; whether a file has what it should is not looked at."""
+    """Raise `InputError` unless there is such a name; a file is not opened."""
     if not own_code.is_reference(name):
         find(table, table.kind, name)
 
 
 def in_full(table: Registry, name: str) -> str:
-    """The name as it may be stored: a file's with the file in full, and with the name in it."""
+    """The name in the form that is stored: for a file, its full path and the name in it."""
     return own_code.resolved(name, table.kind) if own_code.is_reference(name) else name
 
 
 def chosen(table: Registry, name: str) -> str:
-    """The same for a name that the user gives, and so allows; `InputError` if there is nothing of that name."""
+    """The stored form of a name that the user gives, and so allows; `InputError` if nothing has that name."""
     own_code.allow(name)
     find(table, table.kind, name)
     return in_full(table, name)

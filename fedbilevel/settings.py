@@ -90,7 +90,7 @@ def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *
 
 
 def plain(owner: str, name: str, kinds: Mapping[str, Any], default: Any) -> Any:
-    """A setting that has just a type, which `kinds` gives by name, and a default; `InputError` unless they serve."""
+    """A setting with only a type, looked up in `kinds`, and a default; `InputError` if either cannot be used."""
     kind = kinds.get(name)
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:
@@ -102,7 +102,7 @@ def plain(owner: str, name: str, kinds: Mapping[str, Any], default: Any) -> Any:
     elif isinstance(kind, type) and kind in wanted:
         setting = Setting(kind, "", "", wanted[kind], lambda v: kind is not float or math.isfinite(v))
     else:
-        raise InputError(f"{owner}: {name} must have the type int, float, bool, str or a Literal of texts; given: {kind}")
+        raise InputError(f"{owner}: {name} must have the type int, float, bool, str or a Literal of strings; given: {kind}")
     if default is inspect.Parameter.empty:
         raise InputError(f"{owner}: {name} must have a default value")
     return _field(None if default is None and optional else checked(owner, f"the default of {name}", setting, default), setting)

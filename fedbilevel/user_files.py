@@ -37,7 +37,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def require_file(path: Path) -> None:
-    """Raise `InputError` if it is there and no file: reading a pipe or a device may never end."""
+    """Raise `InputError` if the path exists and is not a file: reading a pipe or a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise InputError(f"{path} cannot be read: it is not a file")
 

@@ -51,6 +51,22 @@ rounds = 2
 """
 SETTINGS = 'task = "quadratic"\nknobs = { clients = 2 }\nhyperparameters = { simfbo = { gamma_x = 0.1 } }\n'
 
+OWN_TASK = """
+import jax.numpy as jnp
+import fedbilevel as fb
+
+@fb.task
+def small(weight: float = 1.0, clients: int = fb.count(2, "how many"), way: str = "plain", on: bool = True) -> fb.Task:
+    \"\"\"A parabola.\"\"\"
+    def f(x, y, rows):
+        return jnp.mean((y - rows) ** 2) + x**2
+
+    def g(x, y, rows):
+        return weight * jnp.mean((y - x - rows) ** 2)
+
+    return fb.Task.of(f, g, 1.0, jnp.zeros(()), lower=[jnp.ones(3 + m) * m for m in range(clients)])
+"""
+
 
 def make(folder):
     """Fill a folder with one of every file, each as the program writes it."""
@@ -67,6 +83,7 @@ def make(folder):
     (folder / "plans/results/mine.csv").write_text(results.to_csv(results.collect(study)))
     (folder / "plans/results/mine.json").write_text(json.dumps(dataclasses.asdict(study.description())))
     (folder / "settings.toml").write_text(SETTINGS)
+    (folder / "mine.py").write_text(OWN_TASK)
     Federation(folder, "localhost", 8002, ("a", "b")).write()
     (folder / "site.toml").write_text('task = "quadratic"\nloader = "share"\nclient = 1\nknobs = { clients = 2 }\n')
     np.savez(folder / "rows.npz", upper=np.zeros((2, 3)), lower=np.ones(2))
@@ -129,7 +146,7 @@ def damaged(choose, name, content):
         return content[:at]
     if how == "overwritten":
         return content[:at] + _bytes(choose, range(1, 5)) + content[at + choose(range(5)) :]
-    if how == "other" or name.endswith((".npy", ".npz", ".csv", ".gz")):
+    if how == "other" or name.endswith((".npy", ".npz", ".csv", ".gz", ".py")):
         return _bytes(choose, range(40))
     if name.endswith(".toml"):
         return toml_text(changed(choose, tomllib.loads(content.decode()))).encode()

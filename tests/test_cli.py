@@ -65,7 +65,7 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
         (["run", "quadratic", "simfbo", "--data", "no/such"], "no/such does not exist"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=inf"], "gamma_x must be a number above 0; given: inf"),
         (["run", "quadratic", "simfbo", "--set", "local_steps=99999999999"], "local_steps must be a whole number"),
-        (["run", "quadratic", "simfbo", "--set", "local_steps=2000000000"], "minutes or more here, in which it can be neither"),
+        (["run", "quadratic", "simfbo", "--set", "local_steps=2000000000"], "minutes or more here, during which it can be"),
         (["run", "quadratic", "simfbo", "fedbioacc", "--rounds", "2"], "2 rounds are too few for FedBiOAcc"),
         (["run", "quadratic", "fednest", "--set", "estimator=phe"], "fednest is FedMBO with estimator = ihgp; given: phe"),
         (["run", "quadratic", "simfbo", "--loss-bound", "0"], "loss_bound must be a number above 0"),

@@ -14,23 +14,30 @@ from fedbilevel.runs import duration
 LONGEST = 2**31 - 1  # of a loop
 
 
-def solve(**algorithm):
+def solve(algorithm):
     def loss(x, y, rows):
         return jnp.mean((y - rows) ** 2) + x**2
 
-    return fb.solve(
-        loss, loss, jnp.array(1.0), jnp.zeros(300), lower=[np.ones((4, 300))] * 2, algorithm=fb.FedMBO(**algorithm), steps=1
-    )
+    return fb.solve(loss, loss, jnp.array(1.0), jnp.zeros(300), lower=[np.ones((4, 300))] * 2, algorithm=algorithm, steps=1)
 
 
 @pytest.mark.parametrize("name", ["lower_rounds", "neumann_terms"])
 def test_a_step_that_takes_hours_is_refused_with_its_estimate_and_the_remedy(name):
     with pytest.raises(fb.InputError, match=rf"about \de\+\d+ operations and takes .* or more here.*lower {name}, which is 2"):
-        solve(**{name: LONGEST}, beta=1e-9)
+        solve(fb.FedMBO(**{name: LONGEST}, beta=1e-9))
+
+
+def test_a_count_without_a_value_is_no_loop():
+    @fb.algorithm
+    class Capped(fb.FedMBO):
+        cap: int | None = fb.count(None, "no limit unless given")
+
+    with pytest.raises(fb.InputError, match="lower lower_rounds, which is 2"):
+        solve(Capped(lower_rounds=LONGEST, beta=1e-9))
 
 
 def test_a_step_of_many_short_turns_is_not_refused():
-    solve(lower_rounds=11_000, beta=0.1)
+    solve(fb.FedMBO(lower_rounds=11_000, beta=0.1))
 
 
 def test_the_operations_of_loops_are_counted_with_their_lengths():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_files import OWN_TASK as SMALL
 
 import fedbilevel as fb
 from fedbilevel import own_code
@@ -28,21 +29,6 @@ def blocks(page):
 
 MAKE_ROWS, TASK, _ = blocks("new-task.md")
 METHOD = blocks("new-algorithm.md")[0]
-SMALL = """
-import jax.numpy as jnp
-import fedbilevel as fb
-
-@fb.task
-def small(weight: float = 1.0, clients: int = fb.count(2, "how many"), way: str = "plain", on: bool = True) -> fb.Task:
-    \"\"\"A parabola.\"\"\"
-    def f(x, y, rows):
-        return jnp.mean((y - rows) ** 2) + x**2
-
-    def g(x, y, rows):
-        return weight * jnp.mean((y - x - rows) ** 2)
-
-    return fb.Task.of(f, g, 1.0, jnp.zeros(()), lower=[jnp.ones(3 + m) * m for m in range(clients)])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -232,18 +218,27 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["run", "own.py", "simfbo", "--knob", "weigt=1"], "small has no setting 'weigt'; did you mean weight"),
         (
             ["run", "own.py", "simfbo", "--federation", "."],
-            "a federation runs the tasks and algorithms of fedbilevel, and small",
+            "a federation runs only fedbilevel's own tasks and algorithms, and small",
         ),
         (["run", "quadratic", "method.py", "method.py:MyMethod"], "an algorithm is named twice in MyMethod MyMethod"),
         (["sweep", "own.py", "simfbo", "--grid", "wight=1,2"], "simfbo has no hyperparameter 'wight'; did you mean weight"),
         (["sweep", "own.py", "simfbo", "--grid", "weight=1,2", "--knob", "weight=1"], "weight is in --grid and in --knob"),
-        (["sweep", "own.py", "simfbo", "--grid", "weight=1,x"], "weight must be a number; given: x"),
+        (["sweep", "own.py", "simfbo", "--grid", "weight=1,x"], "small: weight must be a number; given: x"),
+        (["sweep", "own.py", "simfbo", "--grid", "weight=1,1.0"], "--grid weight must name each of its values once"),
+        (
+            ["run", "own.py", "simfbo", "--knob", "clients=100", "--set", "local_steps=2000000000"],
+            "or more here, during which it can be neither stopped nor saved: lower local_steps, which is 2000000000",
+        ),
+        (["run", "\udcff.py", "simfbo"], "cannot be the path of a file"),
         (["show", "own.py:other"], "own.py has no task 'other'"),
         (["data", "show", "nothing.py"], "there is no file "),
-        (["new", "task", "My_Task"], "the name must be of small letters, digits and dashes, as in my-task; given: My_Task"),
-        (["new", "task", "quadratic"], "there is a task 'quadratic' already, in fedbilevel: choose another name"),
-        (["new", "algorithm", "json"], "there is a Python module or word 'json' already"),
-        (["new", "task", "class"], "there is a Python module or word 'class' already"),
+        (
+            ["new", "task", "My_Task"],
+            "the name must consist of lower-case letters, digits and dashes, as in my-task; given: My_Task",
+        ),
+        (["new", "task", "quadratic"], "there already is a task 'quadratic', in fedbilevel: choose another name"),
+        (["new", "algorithm", "json"], "there already is a Python module or keyword 'json'"),
+        (["new", "task", "class"], "there already is a Python module or keyword 'class'"),
         (["new", "task", "mine", "--out", "."], ". already exists: choose another --out"),
     ],
 )
@@ -253,6 +248,13 @@ def test_what_is_wrong_with_a_command_is_one_line(run, tmp_path, arguments, mess
     code, out, err = run(*arguments)
     assert code == 2 and message in err, err
     assert err.startswith("fedbilevel: ") and err.count("\n") == 1 and "Traceback" not in out + err
+
+
+def test_a_link_to_a_file_is_a_file_of_its_own_name(run, tmp_path):
+    (tmp_path / "stored").write_text(SMALL)
+    (tmp_path / "own.py").symlink_to("stored")
+    assert run("run", "own.py", "simfbo", "--rounds", 4, "--out", "here")[0] == 0
+    assert list(json.loads((tmp_path / "here/simfbo/config.json").read_text())["code"]) == [str(tmp_path / "own.py")]
 
 
 @pytest.fixture
@@ -362,7 +364,7 @@ def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp
     assert code == 0 and re.search(r"^  small +from fb-small +package fb-small$", out, re.M) and "  mymethod " in out
     assert len(re.findall("^  quadratic ", out, re.M)) == 1 and "twice" not in out
     assert err.splitlines() == [
-        "fedbilevel: warning: fb-broken offers 'quadratic', which is a name of fedbilevel's own: it needs another one",
+        "fedbilevel: warning: fb-broken offers 'quadratic', but that is one of fedbilevel's own names: it needs another one",
         "fedbilevel: warning: fb-broken and fb-other both offer 'twice': uninstall one of them",
     ]
     shutil.rmtree(damaged)  # JAX does not start with such a package

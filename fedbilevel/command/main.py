@@ -13,7 +13,7 @@ from fedbilevel.command import compilation, data, federation, new, report, repro
 from fedbilevel.command.options import fail
 from fedbilevel.errors import Diverged, InputError, in_one_line, in_words, place
 
-LONGEST = 2000  # characters of a message, which may hold whatever was given
+LONGEST = 2000  # characters in a message, which may quote any input
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
@@ -32,11 +32,11 @@ for name, group in GROUPS.items():
 
 
 def main() -> None:
-    """Run the command; what a user can fix, as in code of the user's own, comes as one line, with exit code 2."""
+    """Run the command; what the user can fix, also in their own code, is reported in one line, with exit code 2."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # there is none where it was closed
-            stream.reconfigure(errors="backslashreplace")  # names of files need not be text, nor a terminal know η
+        if isinstance(stream, io.TextIOWrapper):  # it is None if it was closed
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text, and a terminal may not know η
     compilation.set_up()
     if len(sys.argv) == 1 or (len(sys.argv) == 2 and sys.argv[1] in GROUPS):
         sys.argv.append("--help")
@@ -59,4 +59,4 @@ def main() -> None:
         at = place(error)
         if not at:
             raise
-        fail(f"{at}{in_words(error)}", 2)
+        fail(in_one_line(f"{at}{in_words(error)}", LONGEST), 2)

@@ -1,4 +1,4 @@
-"""The commands `fedbilevel new ...`: a small project that can be installed, with a task or an algorithm to start from."""
+"""The commands `fedbilevel new ...`: a small installable project with a task or an algorithm to start from."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedbilevel.errors import InputError
 from fedbilevel.registry import Registry
 from fedbilevel.tasks import TASKS
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Begin a project with a task or an algorithm of your own.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Start a project with your own task or algorithm.")
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
-Name = Annotated[str, typer.Argument(help="Its name: small letters, digits and dashes.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="Its name: lower-case letters, digits and dashes.", metavar="NAME")]
 Folder = Annotated[Path | None, option(target, "Folder of the project; NAME unless given.")]
 
 
@@ -40,13 +40,15 @@ def algorithm(name: Name, out: Folder = None) -> None:
 def _write(table: Registry, name: str, defined: str, out: Path | None, arguments: str) -> None:
     module, folder = name.replace("-", "_"), out or Path(name)
     if not NAME.fullmatch(name):
-        raise InputError(f"the name must be of small letters, digits and dashes, as in my-{table.kind}; given: {name}")
+        raise InputError(
+            f"the name must consist of lower-case letters, digits and dashes, as in my-{table.kind}; given: {name}"
+        )
     if name in table:
         raise InputError(
-            f"there is a {table.kind} {name!r} already, in {table[name].package or 'fedbilevel'}: choose another name"
+            f"there already is a {table.kind} {name!r}, in {table[name].package or 'fedbilevel'}: choose another name"
         )
     if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
-        raise InputError(f"there is a Python module or word {module!r} already: choose another name")
+        raise InputError(f"there already is a Python module or keyword {module!r}: choose another name")
     if folder.exists():
         raise InputError(f"{folder} already exists: choose another --out")
     words = name.replace("-", " ")

@@ -170,7 +170,7 @@ def note_changes(began: Path, changes: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a line on stderr about what does not stop the command."""
+    """Print a line on stderr about a problem that does not stop the command."""
     print(f"fedbilevel: warning: {message}", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ from fedbilevel.runs.duration import in_words
 from fedbilevel.runs.experiment import Snapshot
 
 LINES = 10  # plain lines in a run
-SURE = 5.0  # seconds after which a pace says something about the rest
+SURE = 5.0  # seconds after which the pace is reliable
 LONG = 86400.0  # seconds
 
 
@@ -74,16 +74,16 @@ class _Lines:
 
 
 class Pace:
-    """How long the rest of something takes at the pace so far; said once if that is more than a day."""
+    """How long the rest of some work takes at the pace so far; prints one line if that is more than a day."""
 
     def __init__(self, console: Console, name: str, total: int):
         self._console, self._name, self._total = console, name, total
         self._clock, self._said = list[tuple[float, int]](), False
 
     def note(self, done: int) -> float | None:
-        """The seconds that are left now that so much is done; None while there is no pace."""
+        """The seconds that are left when this much is done; None while the pace is unknown."""
         now = time.monotonic()
-        if len(self._clock) < 2:  # what comes first compiles: time is measured from its end, the second note
+        if len(self._clock) < 2:  # the first stretch compiles: time is measured from its end, the second call
             self._clock.append((now, done))
         since, first = self._clock[-1]
         if done <= first:

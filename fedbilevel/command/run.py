@@ -144,10 +144,10 @@ def resume(
     directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")],
     style: Look = "screen",
     changed_code: Annotated[
-        bool, typer.Option("--changed-code", help="Continue although your own file of the task or algorithm has changed.")
+        bool, typer.Option("--changed-code", help="Continue although your own file with the task or algorithm has changed.")
     ] = False,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Execute the file of a run that was begun by somebody else, or elsewhere.")
+        bool, typer.Option("--trust-code", help="Execute the file of a run that somebody else began, or that began elsewhere.")
     ] = False,
 ) -> None:
     """Continue runs, or a sweep, that were stopped or killed."""
@@ -181,7 +181,9 @@ def _start(configurations: list[Configuration], out: Path, force: bool, style: S
 def _require_bundled(task: str, algorithms: list[str]) -> None:
     for table, name in ((TASKS, task), *((ALGORITHMS, name) for name in algorithms)):
         if name not in table.bundled:
-            raise InputError(f"a federation runs the tasks and algorithms of fedbilevel, and {label(name)} is none of them")
+            raise InputError(
+                f"a federation runs only fedbilevel's own tasks and algorithms, and {label(name)} is not one of them"
+            )
 
 
 def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     from fedbilevel.report.table import table
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
-    diverged, configurations = [], [folder.configuration for folder in folders]  # all are readable before any is run
+    diverged, configurations = [], [folder.configuration for folder in folders]  # all must be readable before any is run
     try:
         with stop_request() as stop:
             for folder, configuration in zip(folders, configurations, strict=True):

@@ -34,7 +34,7 @@ def padded(rows: Tree) -> Tree:
 
 
 def require_devices() -> None:
-    """Raise `InputError` if JAX finds no device, as where $JAX_PLATFORMS asks for one that is not there."""
+    """Raise `InputError` if JAX finds no device, for instance if $JAX_PLATFORMS asks for one that is missing."""
     try:
         jax.devices()
     except RuntimeError as error:

@@ -150,7 +150,7 @@ class Problem:
         )
 
     def check(self, x: Array, y: Array, batch: Batch) -> None:
-        """Raise `InputError` unless f, g and the further metrics give one number each at (x, y)."""
+        """Raise `InputError` unless f, g and the metrics return one number each at (x, y)."""
         further = ((name, loss, batch.upper) for name, loss in self.metrics)
         for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower), *further):
             with computing(f"{name}(x, y, batch)"):

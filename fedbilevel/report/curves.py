@@ -46,7 +46,7 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 
 
 def described(configuration: Configuration) -> dict[str, Any]:
-    """All settings of a run beside each other, with its task and its algorithm by their names alone."""
+    """All settings of a run in one dictionary, with its task and its algorithm by name only."""
     return flat({**configuration.plain(), "task": label(configuration.task), "algorithm": label(configuration.algorithm)})
 
 
@@ -68,7 +68,7 @@ def differences(described: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with those of inner dictionaries moved up beside them, under longer names where theirs are taken."""
+    """The values, with those of inner dictionaries moved up to the same level, under longer names if theirs are taken."""
     beside = {k: v for k, v in values.items() if not isinstance(v, dict)}
     for whose, inner in values.items():
         if isinstance(inner, dict):

@@ -110,11 +110,11 @@ class Configuration:
         return find(ALGORITHMS, "algorithm", self.algorithm).configure(label(self.algorithm), self.hyperparameters)
 
     def names(self) -> tuple[str, str]:
-        """Of its task and its algorithm."""
+        """The names of its task and its algorithm."""
         return self.task, self.algorithm
 
     def task_class(self) -> type[TaskSettings]:
-        """The class whose instances are the task with its knobs."""
+        """The class of its task, whose fields are the knobs."""
         return find(TASKS, "task", self.task).load()
 
     def packages(self) -> list[str]:

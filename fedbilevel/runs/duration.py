@@ -1,7 +1,7 @@
-"""How long a step takes, estimated before it is taken: a compiled step can be neither stopped nor saved in between.
+"""How long a step takes, estimated before it starts: a compiled step can be neither stopped nor saved halfway.
 
-The operations are counted in the step's trace, where loops have their lengths; no number is computed. The rates are generous,
-so that what is refused takes longer still.
+The operations are counted in the step's trace, which has the lengths of loops; no number is computed. The rates are optimistic,
+so a step that is refused would take even longer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fedbilevel.runs.experiment import Experiment
 from fedbilevel.settings import settings
 
 LONGEST = 300.0  # seconds of a step
-FEW = 10_000  # turns of loops in a step: with so few, what fits into memory does not take long
-OF_A_CORE, OF_A_GPU = 2e10, 1e15  # operations in a second; on small tasks a core was measured to do 4e9 to 1e10
-SMALL = 1e5  # operations that one core does
-LAUNCH = 2e-6  # seconds that a turn of a loop takes on a GPU at least
+FEW = 10_000  # turns of loops in a step: with so few, a step that fits into memory does not take long
+OF_A_CORE, OF_A_GPU = 2e10, 1e15  # operations per second; a core reached 4e9 to 1e10 on small tasks
+SMALL = 1e5  # operations: anything up to this is computed by one core
+LAUNCH = 2e-6  # seconds: the least that a turn of a loop takes on a GPU
 
 
 def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
-    """Raise `InputError` if one step takes longer than anybody waits for it."""
+    """Raise `InputError` if a single step takes longer than anybody would wait."""
     algorithm, task, key = experiment.algorithm, experiment.task, randomness.key(experiment.options.seed)
     known = settings(type(algorithm))
-    counts = {name: getattr(algorithm, name) for name, setting in known.items() if setting.kind is int}
+    counts = {name: getattr(algorithm, name) or 0 for name, setting in known.items() if setting.kind is int}
     if math.prod(max(1, n) for n in counts.values()) <= FEW:
         return
     shapes = engine.state_shapes(algorithm, task.x, task.y, key)
@@ -45,7 +45,7 @@ def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
         largest = max(counts, key=counts.__getitem__)
         raise InputError(
             f"a step of {type(algorithm).__name__} has about {needed.small + needed.large:.1g} operations and takes "
-            f"{in_words(seconds)} or more here, in which it can be neither stopped nor saved: lower {largest}, which is "
+            f"{in_words(seconds)} or more here, during which it can be neither stopped nor saved: lower {largest}, which is "
             f"{counts[largest]}"
         )
 
@@ -59,25 +59,25 @@ def in_words(seconds: float) -> str:
 
 
 class Work(NamedTuple):
-    """What a program does."""
+    """The work that a program does."""
 
-    small: float = 0.0  # operations, in parts that are too small to be split among cores
+    small: float = 0.0  # operations in parts that are too small to be split among cores
     large: float = 0.0  # operations in other parts
-    turns: float = 0.0  # of loops
+    turns: float = 0.0  # turns of loops
 
     def plus(self, other: Work, times: float = 1) -> Work:
-        """This, and another so many times."""
+        """This work, and the other so many times."""
         return Work(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
     def seconds(self) -> float:
-        """How long it takes on the devices that are there."""
+        """How long it takes on the available devices."""
         if jax.default_backend() == "cpu":
             return (self.small + self.large / (os.cpu_count() or 1)) / OF_A_CORE
         return (self.small + self.large) / (OF_A_GPU * jax.device_count()) + self.turns * LAUNCH
 
 
 def work(program: Any, rounds: int) -> Work:
-    """What a traced program does; a loop whose length is not known communicates, once in a turn."""
+    """The work of a traced program; a loop of unknown length is taken to communicate once in every turn."""
     total = Work()
     for equation in program.eqns:
         name, inner = equation.primitive.name, list(_inner(equation))
@@ -99,7 +99,7 @@ def _inner(equation: Any) -> Iterator[Any]:
 
 
 def _operations(equation: Any) -> float:
-    """One for each number of the result; in a matrix product two for each pair of factors."""
+    """One for each number in the result; in a matrix product, two for each pair of factors."""
     size = sum(float(math.prod(getattr(result.aval, "shape", ()))) for result in equation.outvars)
     if equation.primitive.name != "dot_general":
         return size

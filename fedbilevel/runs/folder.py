@@ -139,7 +139,7 @@ class RunFolder:
         write_atomically(self.path / "config.json", (json.dumps(asdict(beginning), indent=2) + "\n").encode())
 
     def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
-        """Raise `InputError` unless the user's code that it needs may be executed, and is as it was or may have changed."""
+        """Raise `InputError` if the user's code that it needs may not be executed, or has changed and must not have."""
         began = self._beginning()
         code = confirmed(self.configuration.names(), began.code, changed=changed, trusted=trusted)
         if code != began.code:
@@ -180,7 +180,7 @@ class RunFolder:
 
     @property
     def headline(self) -> str:
-        """The metric to compare it by."""
+        """The metric to compare runs by."""
         return self._beginning().headline or self.configuration.task_class().headline
 
     @property

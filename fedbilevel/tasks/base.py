@@ -94,7 +94,7 @@ def mefbo_steps(x: float, y: float, theta: float) -> dict[str, float]:
 
 
 def as_it_is(vector: Any) -> Any:
-    """For tasks whose x or y is a vector to their user too."""
+    """The vector unchanged, for tasks whose x or y is a vector for the user too."""
     return vector
 
 
@@ -145,12 +145,12 @@ class Task:
         truths: Iterable[str] = (),
         shown: Callable[[Tree], Sequence[Shown]] = nothing,
     ) -> Task:
-        """The task of two losses of trees, with a start and each client's rows.
+        """A task from two losses on trees, a start and each client's rows.
 
         Args:
-            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics: as of `fedbilevel.solve`.
+            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics: as in `fedbilevel.solve`.
             row_metrics: further means over f's rows by name, each `(x, y, rows) -> number`, which the clients compute.
-            lower_level: whose problem y solves: "global", all clients', or "local", each client's own.
+            lower_level: the problem that y solves: "global" for that of all clients, "local" for each client's own.
             strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
             truths: the names of metrics that compare with a truth known only for simulated data.
             shown: what a report shows of an x that a run has found, as sections (`fedbilevel.tasks.shown`).
@@ -209,7 +209,7 @@ class Task:
 
 
 def _rows_held(**shards: Shards) -> Holdings:
-    """How many rows every client holds, of whatever kind."""
+    """How many rows every client holds."""
     return Holdings(("rows",), {level: np.asarray(of.size)[:, None] for level, of in shards.items()}, unit="kind")
 
 

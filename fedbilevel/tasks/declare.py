@@ -25,7 +25,7 @@ from fedbilevel.settings import check_all, plain, settings
 from fedbilevel.tasks.base import Better, Suited, Task
 
 Class = TypeVar("Class", bound=type)
-DATA = "data"  # the argument that is no knob: the folder of data sets
+DATA = "data"  # the one argument that is not a knob: the folder of data sets
 
 
 @overload
@@ -47,19 +47,19 @@ def task(
     better: Better | None = None,
     suited: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """Make a function that returns a `Task`, or a class with a method `build` that does, a task for the command.
+    """Declare a function that returns a `Task`, or a class whose method `build` does, as a task for the command.
 
-    A function's arguments are its knobs, and a class's fields are: each has a type (a number, a truth value, a text or a
-    `Literal`) and a default, plain or made by `real`, `count`, `choice`, `flag` or `text` with its bounds and its meaning.
-    An argument `data` is no knob, but the folder that `--data` gives.
+    The knobs are the arguments of the function or the fields of the class. Each has a type (a number, a Boolean, a string or
+    a `Literal`) and a default, either plain or made by `real`, `count`, `choice`, `flag` or `text` with bounds and a meaning.
+    An argument called `data` is not a knob, but the folder given by `--data`.
 
     Args:
         headline: the metric to compare methods by; the upper loss unless given.
         better: for metrics, whether "higher" or "lower" values are better; lower unless given.
-        suited: by the name of an algorithm, hyperparameters that suit the task.
+        suited: hyperparameters that suit the task, by name of the algorithm.
 
     Raises:
-        InputError: something about it cannot be used.
+        InputError: something in the declaration cannot be used.
     """
     if given is None:
         return functools.partial(_declared, headline=headline, better=better, suited=suited)
@@ -106,7 +106,7 @@ def _declared(
 
 
 def _knob(owner: Any, name: str, default: Any) -> dataclasses.Field:
-    """The field of a knob: the default itself if that is one, or one of the type that its owner gives it."""
+    """The field of a knob: its default if that is a field, otherwise one with the type that its owner declares."""
     if isinstance(default, dataclasses.Field):
         return default
     try:
@@ -142,7 +142,7 @@ def _class_of(function: Callable[..., Task]) -> type:
 
 
 def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
-    """The same, where what goes wrong is one line that names the line of the user's code."""
+    """The same function, whose errors become one line that names the line of the user's code."""
     function = inspect.unwrap(build)
 
     @functools.wraps(build)
@@ -150,7 +150,7 @@ def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
         with users_code(function.__code__.co_filename):
             built = build(self, data)
         name = type(self).__name__
-        require(isinstance(built, Task), f"what {name} returns", "a Task, as Task.of gives it", built)
+        require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
         names = built.metric_names()
         require(self.headline in names, f"{name}: headline", f"one of its metrics {', '.join(names)}", self.headline)
         return built

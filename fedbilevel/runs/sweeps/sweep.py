@@ -51,9 +51,7 @@ class Sweep:
         require_known(ALGORITHMS, self.algorithm)
         if self.task in TASKS.bundled and self.algorithm in ALGORITHMS.bundled:
             self.settle()
-        for name, given in self.grid.items():
-            if len(set(given)) < max(1, len(given)):
-                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
+        self._require_distinct()
         if not 0 <= self.first_seed < self.first_seed + self.seeds <= 2**32:
             raise InputError(f"seeds must be a whole number of at least 1, and below 2³²; given: {self.seeds}")
         runs = self.seeds * math.prod(map(len, self.grid.values()))
@@ -76,15 +74,22 @@ class Sweep:
                 raise InputError(f"--grid has {name} twice: name each hyperparameter once")
             if name in self.knobs and name not in hyperparameters:
                 raise InputError(f"{name} is in --grid and in --knob: leave one out")
-        values = {
-            tied: [parsed(label(self.algorithm), first := tied.split("+")[0], known[first], v) for v in given]
-            for tied, given in self.grid.items()
-        }
+        values = {}
+        for tied, given in self.grid.items():
+            first = tied.split("+")[0]
+            owner = label(self.algorithm if first in hyperparameters else self.task)
+            values[tied] = [parsed(owner, first, known[first], value) for value in given]
         task.configure(label(self.task), self.knobs)
         algorithm.configure(label(self.algorithm), self.hyperparameters)
         filled = {"grid": values, "headline": task.load().headline, "better": dict(task.load().better)}
         for name, value in filled.items():
             object.__setattr__(self, name, value)
+        self._require_distinct()
+
+    def _require_distinct(self) -> None:
+        for name, given in self.grid.items():
+            if len(set(given)) < max(1, len(given)):
+                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
