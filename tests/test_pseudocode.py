@@ -5,6 +5,7 @@ leaves of the algorithm's state after each outer step, so all of the state is co
 """
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -20,6 +21,7 @@ from fedbilevel.core.problem import Point, Problem
 from fedbilevel.core.sets import Box, Sets
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.tasks.quadratic import RIDGE, Quadratic
+from fedbilevel.tasks.valley import Valley
 
 TASK = Quadratic(clients=4, hessian_heterogeneity=0.6, condition=4.0)
 WEIGHTS = np.array([0.15, 0.4, 0.1, 0.35])
@@ -31,6 +33,9 @@ class Client:
 
     def __init__(self, coefficients, m):
         self.A, self.B, self.b, self.c, self.d = (getattr(coefficients, name)[m] for name in "ABbcd")
+
+    def f(self, x, y):
+        return 0.5 * np.sum((y - self.c) ** 2) + 0.5 * RIDGE * np.sum((x - self.d) ** 2)
 
     def gx(self, x, y):
         return -self.B.T @ y
@@ -65,12 +70,32 @@ class Client:
         return self.fx(x, y) - tau * self.gxy(x, y, series)
 
 
+class InValley(Client):
+    """A client of the valley, where ∇_y g = -∇_x g = φ'(y - x) + e."""
+
+    def __init__(self, population, m):
+        (self.c, self.d), (self.e,) = (
+            tuple(np.asarray(a[m]) for a in part.rows) for part in (population.upper, population.lower)
+        )
+
+    def gy(self, x, y):
+        return 2 * (y - x) + 3 * np.sin(2 * (y - x)) + self.e
+
+    def gx(self, x, y):
+        return -self.gy(x, y)
+
+    def gyy(self, x, y, v):
+        return (2 + 6 * np.cos(2 * (y - x))) * v
+
+    def gxy(self, x, y, v):
+        return -self.gyy(x, y, v)
+
+
 class Federation(list):
     """The clients and their weights."""
 
-    def __init__(self, task, weights):
-        coefficients = task.coefficients()
-        super().__init__(Client(coefficients, m) for m in range(len(weights)))
+    def __init__(self, clients, weights):
+        super().__init__(clients)
         self.weights = weights
 
     def mean(self, values):
@@ -234,6 +259,82 @@ def mefbo(a, F, x, y, keys):
         yield [x, y, theta, t + 1]
 
 
+def fedpace(a, F, x, y, keys, box=np.inf):
+    """FedPace's docstring, with curvatures by eigenvalues and ∂_x D h by a complex step.
+
+    Rows of each kind are one, and all minibatches the same. A box, if any, confines x and y.
+    """
+
+    def clip(v):
+        return np.clip(v, -box, box)
+
+    def square(v):
+        return np.sum(v**2)
+
+    x, y, u = clip(x), clip(y), np.zeros_like(y)
+    spectra = [np.linalg.eigvalsh(np.stack([c.gyy(x, y, e) for e in np.eye(len(y))])) for c in F]
+    L = F.mean([np.abs(values).max() for values in spectra])
+    convex = box == np.inf and F.mean([values.min() for values in spectra]) > -1e-4 * L
+    delta_0 = np.sqrt(F.mean([square(c.gy(x, y)) for c in F]) / F.mean([square(c.fy(x, y)) for c in F]))
+    delta = 0.0 if convex else delta_0
+    fixed = np.sin(np.arange(1, len(y) + 1))
+    m, reported, averages, L_x, pace, history = [0, 0, 0], [x, y], None, 0.0, 1.0, []
+    since, last_loss, least = 0, None, np.inf
+
+    for t in range(1, len(keys) + 1):
+        secant = delta > 1e-3 * delta_0
+
+        def D(c, x):
+            end = y + delta * u
+            G = (c.gx(x, end) - c.gx(x, y)) / delta if secant else c.gxy(x, y, u)
+            H = (c.gy(x, end) - c.gy(x, y)) / delta if secant else c.gyy(x, y, u)
+            return [c.fx(x, y) - G, c.gy(x, y) + delta * c.fy(x, y), H - c.fy(x, y)]
+
+        sent = []
+        for c in F:
+            d = D(c, x)
+            h = d[0] / np.linalg.norm(d[0])
+            turned = [np.imag(part) / 1e-30 for part in D(c, x + 1e-30j * h)]
+            v = c.gyy(x, y, d[1] / np.linalg.norm(d[1]) + fixed / np.linalg.norm(fixed))
+            lengths = c.gyy(x, y, v), v, turned[0], turned[1], d[1], c.fy(x, y), c.fx(x, y), d[0] - c.fx(x, y)
+            sent.append([*d, *map(square, lengths), c.f(x, y)])
+        *d, bent, v, turned_x, turned_y, dy, fy, fx, G, loss = (F.mean(part) for part in zip(*sent, strict=True))
+
+        agreed_y = m[1] / (1 - a.beta ** (t - 1)) if t > 1 else 0
+        now = [np.sqrt(turned_y / (dy + delta_0**2 * fy)), G / (G + fx), square(d[0]), square(d[1] - agreed_y), loss]
+        now.append((loss - last_loss) ** 2 if since else 0.0)
+        m = [a.beta * old + (1 - a.beta) * new for old, new in zip(m, d, strict=True)]
+        averages = now if averages is None else [a.beta * o + (1 - a.beta) * n for o, n in zip(averages, now, strict=True)]
+        r, s, late, noise, f, jump = averages
+        along = [part / (1 - a.beta**t) for part in m]
+        L, L_x = max(0.98 * L, np.sqrt(bent / v)), max(0.98 * L_x, np.sqrt(turned_x))
+        history.append(square(d[0]))
+        D_x = np.sqrt(max(history[-1], late, np.mean(history)))
+        step_y = min(1, t / 20) * a.c / L
+        step_x = min(1, (t - 1) / 50) * pace * min(a.c_x / L_x, a.phi / (s**4 * r * D_x) if s else np.inf)
+
+        if since == 0 or f <= least:
+            least, best_x = f, x
+        back = along[0] @ (x - best_x) > 0
+        risen = f > least + np.sqrt(jump) and back and since > 10
+        if risen:
+            pace /= 2
+        elif 2 * square(along[0]) > late:
+            pace = min(10, 1.02 * pace)
+        elif pace > 1:
+            pace = max(1, pace / 1.02)
+        since, last_loss = 0 if risen else since + 1, loss
+
+        x, y, u = clip(x - step_x * along[0]), clip(y - step_y * along[1]), u - step_y * along[2]
+        if secant:
+            u = (clip(y + delta * u) - y) / delta
+        if not convex:
+            delta = min(delta_0, max(10 * np.sqrt(noise / fy), 0 if box == np.inf else 2e-3 * delta_0))
+        reported = [old + 9 / (t + 8) * (new - old) for old, new in zip(reported, (x, y), strict=True)]
+        measured = [int(convex), delta_0, delta, L, L_x, sum(history), *averages, last_loss, pace, least, best_x, since]
+        yield [*reported, x, y, u, *m, t, *measured]
+
+
 def fedavg(a, F, x, y, keys):
     """Local SGD on y; x stays."""
     for _ in keys:
@@ -389,7 +490,10 @@ CASES = [
     *(("commfedbio", COMM | dict(one_in=one_in), commfedbio) for one_in in (1, 4)),
     *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
+    ("fedpace", dict(minibatches=2), fedpace),
+    ("fedpace", dict(minibatches=2, beta=0.7, c=3.0, c_x=1.0, phi=0.5), fedpace),
 ]
+STEPS = {fbo_aggitd: 10, fedmbo: 10, fedpace: 80}
 
 
 def start():
@@ -412,21 +516,44 @@ def test_algorithm_follows_its_pseudocode(case):
     if name == "mefbo":
         boxes = Sets(Box(-X_BOX, X_BOX), Box(-Y_BOX, Y_BOX))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=boxes))
-    simulator = SimulatedEngine(population, Everyone())
-    x, y = start()
-    keys = jax.random.split(jax.random.key(3), 10 if reference in (fbo_aggitd, fedmbo) else 4)
+    keys = jax.random.split(jax.random.key(3), STEPS.get(reference, 4))
+    clients = [Client(task.coefficients(), m) for m in range(task.clients)]
+    follows(algorithm, population, reference, Federation(clients, weights), start(), keys)
 
-    state, *_ = jax.jit(simulator.init)(algorithm, jnp.asarray(x), jnp.asarray(y), jax.random.key(2))
+
+def follows(algorithm, population, reference, federation, start, keys):
+    """All of the state is the reference's after every step; the states are returned."""
+    simulator, states = SimulatedEngine(population, Everyone()), []
+    state, *_ = jax.jit(simulator.init)(algorithm, *map(jnp.asarray, start), jax.random.key(2))
     step = jax.jit(simulator.step)
-    wanted = list(reference(algorithm, Federation(task, weights), x, y, [jax.random.split(key)[0] for key in keys]))
+    wanted = list(reference(algorithm, federation, *start, [jax.random.split(key)[0] for key in keys]))
     assert len(wanted) == len(keys)
     for k, (key, leaves) in enumerate(zip(keys, wanted, strict=True)):
         state, *_ = step(algorithm, state, key)
+        states.append(state)
         given = jax.tree.leaves(state)
         assert len(given) == len(leaves)
         for j, (got, want) in enumerate(zip(given, leaves, strict=True)):
             error = np.linalg.norm(np.asarray(got) - want) / max(np.linalg.norm(want), 1e-6)
             assert error < 1e-9, f"step {k}, leaf {j}: relative error {error:.2g}"
+    return states
+
+
+@pytest.mark.parametrize(("box", "steps"), [(np.inf, 45), (0.3, 60)])
+def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box, steps):
+    """With secants, the shorter the less noise; then rounding grows as they shrink."""
+    task = Valley(clients=4).build()
+    population = weighted(task.population, WEIGHTS)
+    if box < np.inf:
+        sets = Sets(Box(-box, box), Box(-box, box))
+        population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=sets))
+    federation = Federation([InValley(population, m) for m in range(4)], WEIGHTS)
+    algorithm, reference = fb.FedPace(minibatches=2, beta=0.5, c=2.0), partial(fedpace, box=box)
+    start, keys = (np.asarray(task.x), np.asarray(task.y)), jax.random.split(jax.random.key(3), steps)
+    states = follows(algorithm, population, reference, federation, start, keys)
+    shares = np.array([float(state.delta / state.delta_0) for state in states])
+    assert shares[0] == 1 and 1e-3 < shares.min() < 0.15
+    assert box == np.inf or np.abs(states[-1].z.x).max() == box
 
 
 # Minibatches ---------------------------------------------------------------------------------------------------------

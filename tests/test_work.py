@@ -24,9 +24,15 @@ class Honest(Problem):
     batch_size: int = 1
 
 
+def count(kind, x, rows, batch_size):
+    COUNTED[kind] += len(jax.tree.leaves(rows)[0]) // batch_size
+    if isinstance(x, jax.core.Tracer):  # FedPace differentiates its direction along x
+        COUNTED["second_order"] += len(jax.tree.leaves(rows)[0]) // batch_size
+
+
 def counting(name, part, kind):
     def derivative(self, x, y, batch, *v):
-        COUNTED[kind] += len(jax.tree.leaves(getattr(batch, part))[0]) // self.batch_size
+        count(kind, x, getattr(batch, part), self.batch_size)
         return getattr(Problem, name)(self, x, y, batch, *v)
 
     return derivative
@@ -38,7 +44,7 @@ for name, part in (("fx", "upper"), ("fy", "upper"), ("gx", "lower"), ("gyy", "l
 
 def lower_gradient(self, x, y, batch):
     if not isinstance(y, jax.core.Tracer):  # a second-order product differentiates it: that is not one more
-        COUNTED["gradients"] += len(jax.tree.leaves(batch.lower)[0]) // self.batch_size
+        count("gradients", x, batch.lower, self.batch_size)
     return Problem.gy(self, x, y, batch)
 
 
@@ -52,6 +58,7 @@ Honest.gy = lower_gradient
         pytest.param("fedmbo", dict(neumann_terms=4, lower_rounds=2), Uniform(2), marks=pytest.mark.slow),
         ("simfbo", dict(spread=2), Everyone()),
         ("mefbo", dict(local_steps=2), Bernoulli(0.5)),
+        ("fedpace", dict(minibatches=2), Uniform(2)),
         pytest.param("fbo-aggitd", dict(lower_rounds=3), Uniform(2), marks=pytest.mark.slow),
         pytest.param("commfedbio", dict(lower_rounds=2, system_rounds=2), Uniform(2), marks=pytest.mark.slow),
         pytest.param("fedbioacc-local", dict(local_steps=2, neumann_order=2), Uniform(2), marks=pytest.mark.slow),

@@ -10,22 +10,25 @@ With δ = 0 this is SimFBO's direction, for the bilevel problem itself. With δ 
 coordinates: y descends g + δf, and y + δu descends g. Where g is not convex in y, secants stay bounded when derivatives do
 not, and of the lower level's many solutions y seeks the one that is best for f.
 
-The server averages over rounds, m ← β m + (1 - β) D, and moves x, y and u along m. Its steps come from numbers that the
-clients measure on one minibatch and send beside D:
+The server averages over rounds, m ← β m + (1 - β) D, and in round t = 1, 2, ... moves x, y and u along m / (1 - β^t). Its
+steps come from numbers that the clients measure on one minibatch and send beside D, lengths as their squares:
 
-    y, u:  c / L with L = |∇²_yy g v| / |v| for v after a power iteration, the largest of late;
+    y, u:  c / L with L = |∇²_yy g v| / |v| for v = ∇²_yy g w, where w is D_y / |D_y| plus a fixed unit vector;
     x:     p times the smaller of c_x / |∂_x D_x h| and φ / (s⁴ r |D_x|), where h = D_x / |D_x|.
 
-r = |∂_x D_y h| / (|D_y| + δ₀ |∇_y f|) says how much the lower level's gradient changes as x moves, relatively: φ is the most
-that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with s its share of |D_x|². |D_x| is
-the largest of late or on average. The pace p is 1 to begin with. It grows, up to 10, while rounds agree on x's direction, and
-is halved when f has risen and x's direction points back to where f was least.
+L, which starts as the largest curvature of the first round, and |∂_x D_x h| are the largest of late. The rest is averaged
+over rounds. r² = |∂_x D_y h|² / (|D_y|² + δ₀² |∇_y f|²) says how much the lower level's gradient changes as x moves,
+relatively: φ is the most that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with
+s = |G|² / (|G|² + |∇_x f|²). |D_x| is the largest of now, of late and of the average over all rounds. The pace p is 1 to
+begin with. It grows, up to 10, while rounds agree on x's direction, sinks back to 1 while they do not, and is halved when f
+has risen by more than it changes from round to round and x's direction points back to where f was least.
 
-A first round looks at the lower level: if it is convex, δ = 0. If not, δ is δ₀ or less, such that δ∇_y f is not heard above
-the noise of ∇_y g from round to round: without noise δ goes to 0. δ₀, in which the losses' scales cancel, is the ratio of
-the first gradients' lengths, |∇_y g| / |∇_y f|, times the square root of the ratio of f's rows to g's. The x and y that are
-reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a constant changes
-no step but for rounding.
+A first round looks at the lower level: if it is convex and y is free, δ = 0. If not, δ starts from δ₀, and then is what
+makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
+take over. Where y is confined to Y, secants stay, and y + δu is projected as y is. δ₀, in which the losses' scales cancel,
+is the ratio of the first gradients' lengths, |∇_y g| / |∇_y f|, times the square root of the ratio of f's rows to g's. The
+x and y that are reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a
+constant changes no step but for rounding.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from jax import Array, lax
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
-from fedbilevel.core.problem import Batch, Point, Problem, mean_loss
+from fedbilevel.core.problem import Batch, Point, Problem
 from fedbilevel.core.sets import EVERYWHERE
 from fedbilevel.settings import count, real, step_size
 
@@ -48,7 +51,7 @@ CONVEX = 1e-4  # of the largest curvature: negative curvature below that is roun
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
 Y_START, X_START = 20, 50  # rounds until a step has its full length
 FADE = 0.98  # of a measured curvature from round to round
-HEARD = 10  # times its noise: what is heard in the lower gradient
+HEARD = 10  # times the noise of D_y: what is heard of f in it
 FASTER, FASTEST = 1.02, 10  # the pace's growth in a round, and its bound
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 
@@ -77,7 +80,7 @@ class Measured(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """What the server averages over rounds as it does directions."""
+    """What the server averages over rounds with β, from the first round's value on."""
 
     follow: Array  # r
     share: Array  # s
@@ -162,7 +165,7 @@ class FedPace(Algorithm):
 
         def add(k: Any, total: Any) -> Any:
             batch = client.batch(k)
-            one = *self.direction(problem, z, batch, delta, secant), mean_loss(problem.f, z.x, z.y, batch.upper)
+            one = *self.direction(problem, z, batch, delta, secant), problem.upper_loss(z.x, z.y, batch)
             return jax.tree.map(jnp.add, total, one)
 
         zeros = jax.tree.map(jnp.zeros_like, (z, z.x, z.y, z.x[0]))
@@ -201,7 +204,8 @@ class FedPace(Algorithm):
         )
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
-        z, t, old = state.z, state.t, state.averages
+        z, old = state.z, state.averages
+        t = state.t.astype(z.x.dtype)
         secant = state.delta > SHORTEST * state.delta_0
         d, seen, loss = clients.draw().mean(self.answer, z, state.delta, secant)
 
@@ -209,7 +213,7 @@ class FedPace(Algorithm):
             return jax.tree.map(lambda a, b: self.beta * a + (1 - self.beta) * b, old, new)
 
         m = average(state.m, d)
-        along = jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1.0)), m)
+        along = jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1)), m)
         seen_now = Averages(
             follow=jnp.sqrt(ratio(seen.turned_y, seen.dy + state.delta_0**2 * seen.fy)),
             share=ratio(seen.through_y, seen.through_y + seen.fx),
@@ -257,7 +261,7 @@ class FedPace(Algorithm):
             y=state.y + weight * (after.y - state.y),
             z=after,
             m=m,
-            t=t + 1,
+            t=state.t + 1,
             convex=state.convex,
             delta_0=state.delta_0,
             delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),

@@ -108,6 +108,10 @@ class Problem:
         upper = [mean_loss(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.metrics))]
         return jnp.stack([upper[0], mean_loss(self.g, x, y, batch.lower), *upper[1:]])
 
+    def upper_loss(self, x: Array, y: Array, batch: Batch) -> Array:
+        """f"""
+        return mean_loss(self.f, x, y, batch.upper)
+
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""
         return jax.grad(lambda x: mean_loss(self.f, x, y, batch.upper))(x)

@@ -1,9 +1,11 @@
 """What the clients compute: gradients and second-order products, counted by running each algorithm without numbers.
 
 A *gradient* is one of ∇_x f, ∇_y f, ∇_x g, ∇_y g of one client on one minibatch; a *second-order product* is ∇²_yy g · v
-or ∇²_xy g · v on one. A minibatch n times as large counts n times. Which client functions a step calls, and at how many
+or ∇²_xy g · v on one. A minibatch n times as large counts n times, and what is differentiated along a direction counts as a
+second-order product more. Which client functions a step calls, and at how many
 clients, is found with the simulated engine's own keys, so random chains, sampled cohorts and dropouts are counted as they
-happened; what a function computes is found by calling it with a problem that only counts. All of it follows from the
+happened; what a function computes is found by calling it on zeros with a problem that only counts: so FedPace is taken to
+use derivatives, and where it uses secants, three gradients are counted as two second-order products. All of it follows from the
 experiment and the step alone: it is the same for both engines, and no run needs to store it.
 """
 
@@ -99,26 +101,31 @@ class CountingProblem(Problem):
 
     counted: Counter[str] = field(default_factory=Counter)
 
+    def upper_loss(self, x: Array, y: Array, batch: Any) -> Array:
+        return jnp.zeros((), x.dtype)
+
     def fx(self, x: Array, y: Array, batch: Any) -> Array:
-        return self._count("gradients", batch, x)
+        return self._count("gradients", batch, x, x)
 
     def fy(self, x: Array, y: Array, batch: Any) -> Array:
-        return self._count("gradients", batch, y)
+        return self._count("gradients", batch, x, y)
 
     def gx(self, x: Array, y: Array, batch: Any) -> Array:
-        return self._count("gradients", batch, x)
+        return self._count("gradients", batch, x, x)
 
     def gy(self, x: Array, y: Array, batch: Any) -> Array:
-        return self._count("gradients", batch, y)
+        return self._count("gradients", batch, x, y)
 
     def gyy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
-        return self._count("second_order", batch, y)
+        return self._count("second_order", batch, x, y)
 
     def gxy(self, x: Array, y: Array, batch: Any, v: Array) -> Array:
-        return self._count("second_order", batch, x)
+        return self._count("second_order", batch, x, x)
 
-    def _count(self, kind: str, size: int, like: Array) -> Array:
+    def _count(self, kind: str, size: int, x: Array, like: Array) -> Array:
         self.counted[kind] += size
+        if isinstance(x, jax.core.Tracer):  # nothing else is traced here than what is differentiated
+            self.counted["second_order"] += size
         return jnp.zeros_like(like)
 
 
@@ -135,6 +142,11 @@ class CountingClient:
         """See `Client.number`."""
         self.differs = True
         return jnp.asarray(self._m)
+
+    @property
+    def rows(self) -> tuple[Array, Array]:
+        """See `Client.rows`."""
+        return jnp.ones((), jnp.int32), jnp.ones((), jnp.int32)
 
     def batch(self, k: Any = 0, times: int = 1) -> int:
         """See `Client.batch`."""

@@ -1,0 +1,231 @@
+"""FedPace without tuning: closed forms, invariance to units, and what it sees of a lower level. See also test_pseudocode.py."""
+
+import dataclasses
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedbilevel as fb
+from fedbilevel.algorithms.fedpace import SHORTEST
+from fedbilevel.core.curvature import PRODUCTS, extreme_curvatures, probe, ratio, unit
+from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Problem
+from fedbilevel.core.sets import Ball, Box, Sets
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.runs.simulation import simulation
+from fedbilevel.tasks.quadratic import RIDGE, Quadratic
+from fedbilevel.tasks.valley import Valley
+
+ALGORITHM = fb.FedPace()
+
+
+def first_state(population, x, y):
+    return jax.jit(SimulatedEngine(population, Everyone()).init)(ALGORITHM, x, y, jax.random.key(0)).state
+
+
+@partial(jax.jit, static_argnames="steps")
+def states(simulator, x, y, steps):
+    """All states of a run, stacked."""
+    key = jax.random.key(0)
+
+    def step(state, t):
+        state = simulator.step(ALGORITHM, state, jax.random.fold_in(key, t)).state
+        return state, state
+
+    start = simulator.init(ALGORITHM, x, y, jax.random.fold_in(key, steps)).state
+    return jax.lax.scan(step, start, jnp.arange(steps))[1]
+
+
+def assert_finite(tree):
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
+# --- closed forms ---
+
+EASY = [(Quadratic(), 600), (Quadratic(data_seed=1), 1000), (Valley(), 600)]
+HARD = [
+    (Quadratic(data_seed=2), 1000),
+    (Quadratic(condition=1000.0), 2500),
+    (Quadratic(hessian_heterogeneity=1.0, linear_heterogeneity=3.0), 2500),
+    (Valley(data_seed=1, heterogeneity=3.0), 1500),
+]
+
+
+@pytest.mark.parametrize(("task", "rounds"), [*EASY, *(pytest.param(*case, marks=pytest.mark.slow) for case in HARD)], ids=str)
+def test_closed_forms_are_reached_without_tuning(task, rounds):
+    first, *rest = [moment.metrics for moment in simulation(task.build(), ALGORITHM, rounds=rounds, every=50).run()]
+    errors = [row["x_error"] / first["x_error"] for row in rest if row]
+    print([k * 50 + 50 for k, e in enumerate(errors) if e < 1e-4][:1], errors[-1], len(errors))
+    assert errors[-1] < 1e-4
+
+
+# --- units ---
+
+
+UNITS = np.array([[1, 1, 1, 1], [1000, 1, 1, 1], [1, 1000, 1, 1], [1, 1, 0.01, 1], [1, 1, 1, 0.01]])  # of f, g, x and y
+NOISY = {"quadratic": Quadratic(noise=0.3), "valley": Valley(noise=0.3)}
+
+
+@pytest.mark.parametrize(
+    ("task", "participation"),
+    [
+        ("quadratic", Uniform(4)),
+        ("valley", Everyone()),
+        pytest.param("quadratic", Everyone(), marks=pytest.mark.slow),
+        pytest.param("valley", Uniform(4), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_units_do_not_matter(task, participation):
+    """Rounding is some units of the last place; without convexity, 60 rounds make it larger."""
+    built = NOISY[task].build()
+    loss = built.population.problem
+
+    def run(units):
+        f, g, x, y = units
+        problem = Problem(lambda a, b, rows: f * loss.f(x * a, y * b, rows), lambda a, b, rows: g * loss.g(x * a, y * b, rows))
+        population = dataclasses.replace(built.population, problem=problem)
+        found = states(SimulatedEngine(population, participation), built.x / x, built.y / y, 60)
+        return found.x * x, found.y * y, found.pace
+
+    for (ours, *theirs), tolerance in zip(jax.lax.map(run, UNITS), (1e-8, 1e-8, 1e-12), strict=True):
+        for other in theirs:
+            print(np.abs(other - ours).max() / np.abs(ours).max())
+            assert np.abs(other - ours).max() < tolerance * np.abs(ours).max()
+        assert np.ptp(ours, 0).max() > 0.01  # it does move
+
+
+# --- what is seen of the lower level ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [1, 7, PRODUCTS, 80])
+@pytest.mark.parametrize("definite", [True, False])
+def test_extreme_curvatures_are_eigenvalues(size, seed, definite):
+    """Exact up to as many dimensions as products; beyond, within what separates the ends from the rest of a spectrum."""
+    half = np.random.default_rng(seed).standard_normal((size, size))
+    matrix = half @ half.T if definite else half + half.T
+    values = np.linalg.eigvalsh(matrix)
+    largest, least = jax.jit(lambda: extreme_curvatures(lambda v: matrix @ v, jnp.zeros(size)))()
+    scale = np.abs(values).max()
+    print(size, abs(largest / scale - 1), (least - values.min()) / scale)
+    tolerance = 1e-9 if size <= PRODUCTS else 0.02
+    assert abs(largest - scale) < tolerance * scale
+    assert -1e-9 * scale < least - values.min() < tolerance * scale
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rank", "ridge"), [(0, 1.0), (1, 1.0), (10, 0.5), (10, 0.0), (0, 0.0)])
+def test_extreme_curvatures_of_a_matrix_of_few_eigenvalues(rank, ridge, dtype):
+    """Products then span fewer dimensions than there are, and what is left is rounding."""
+    half = np.random.default_rng(0).standard_normal((80, rank)) / 9
+    matrix = (half @ half.T + ridge * np.eye(80)).astype(dtype)
+    largest, least = jax.jit(lambda: extreme_curvatures(lambda v: matrix @ v, jnp.zeros(80, dtype)))()
+    values = np.linalg.eigvalsh(matrix.astype(float))
+    np.testing.assert_allclose([largest, least], [values.max(), values.min()], rtol=1e-4, atol=1e-5)
+
+
+def test_ratios_and_directions_at_zero_are_zero():
+    zero = jnp.zeros(3)
+    np.testing.assert_array_equal(ratio(jnp.array([1.0, 0.0, 6.0]), jnp.array([0.0, 0.0, 2.0])), [0, 0, 3])
+    np.testing.assert_array_equal(unit(zero), zero)
+    assert jnp.linalg.norm(unit(jnp.array([3.0, 4.0, 1e-3]))) == pytest.approx(1)
+    assert jnp.linalg.norm(probe(zero)) == pytest.approx(1)
+    assert_finite(jax.jvp(unit, (jnp.ones(3),), (jnp.ones(3),)))
+
+
+ROWS = [(rng.standard_normal((20, 4)), rng.integers(0, 3, 20)) for rng in map(np.random.default_rng, range(3))]
+
+
+def cross_entropy(scores, labels):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], 1))
+
+
+def softmax_regression(y, inputs):
+    return inputs @ y[:12].reshape(4, 3)
+
+
+def network(y, inputs):
+    return jnp.tanh(inputs @ y[:12].reshape(4, 3)) @ y[12:].reshape(3, 3)
+
+
+@pytest.mark.parametrize(("model", "size", "convex"), [(softmax_regression, 12, True), (network, 21, False)])
+def test_convexity_is_recognised(model, size, convex):
+    def f(x, y, rows):
+        return cross_entropy(model(y, rows[0]), rows[1])
+
+    def g(x, y, rows):
+        return f(x, y, rows) + 0.5 * jnp.exp(x[0]) * jnp.sum(y**2)
+
+    population = Population.build(Problem(f, g), ROWS, ROWS)
+    x, y = jnp.full(1, -4.0), jax.random.normal(jax.random.key(0), (size,))
+    state = first_state(population, x, y)
+    assert state.convex == convex and (state.delta == 0) == convex and state.delta_0 > 0
+    confined = dataclasses.replace(population, problem=Problem(f, g, Sets(y=Ball(100.0))))
+    state = first_state(confined, x, y)
+    assert not state.convex and state.delta == state.delta_0 > 0
+
+
+# --- constraints ---
+
+CENTERS = [np.array([[2.5, -2.0, 0.4]]), np.array([[0.5, 0.0, 0.2]])]  # on average (1.5, -1, 0.3)
+TILTS = [np.array([[1.0, -0.5, 2.0]]), np.array([[-1.0, 0.5, -2.0]])]
+
+
+def upper(x, y, center):
+    return 0.5 * jnp.mean(jnp.sum((y - center) ** 2, -1)) + 0.5 * RIDGE * jnp.sum(x**2)
+
+
+def lower(x, y, tilt):
+    return 0.5 * jnp.mean(jnp.sum((y - x - tilt) ** 2, -1))
+
+
+@pytest.mark.parametrize("within", [Box(-0.5, 0.5), Ball(0.8)], ids=str)
+def test_a_constrained_solution_is_reached_from_within(within):
+    """On Y y*(x) = x, so the solution is the projection of the free one."""
+    population = Population.build(Problem(upper, lower, Sets(within, within)), CENTERS, TILTS)
+    found = states(SimulatedEngine(population, Everyone()), jnp.full(3, 5.0), jnp.full(3, -5.0), 800)
+    for point in (found.x, found.y, found.z.x, found.z.y, found.z.y + found.delta[:, None] * found.z.u):
+        np.testing.assert_allclose(point, jax.vmap(within.project)(point), atol=1e-12)
+    assert np.all(found.delta > SHORTEST * found.delta_0)
+    free = jnp.array([1.5, -1.0, 0.3]) / (1 + RIDGE)
+    for got in (found.x[-1], found.y[-1]):
+        print(np.linalg.norm(got - within.project(free)), float(found.delta[-1] / found.delta_0[-1]))
+        assert np.linalg.norm(got - within.project(free)) < 0.01
+
+
+# --- corners ---
+
+
+@pytest.mark.parametrize(
+    ("task", "participation"),
+    [(Quadratic(clients=3, noise=0.2), Bernoulli(0.1)), (Valley(clients=3, noise=0.2), Dropouts(Uniform(1), 0.7))],
+    ids=["quadratic", "valley"],
+)
+def test_rounds_without_clients_do_no_harm(task, participation):
+    built = task.build()
+    found = states(SimulatedEngine(built.population, participation), built.x, built.y, 400)
+    assert_finite(found)
+    first, last = (built.metrics(x, y)["x_error"] for x, y in ((built.x, built.y), (found.x[-1], found.y[-1])))
+    assert last < 0.6 * first
+
+
+def loss_without_x(x, y, center):
+    return 0.5 * jnp.mean(jnp.sum((y - center) ** 2, -1))
+
+
+def lower_without_x_at_zero(x, y, tilt):
+    return 0.5 * jnp.mean(jnp.sum((y - tilt) ** 2, -1)) + 0.5 * jnp.sum((x * y) ** 2)
+
+
+@pytest.mark.parametrize(("f", "g"), [(loss_without_x, lower), (upper, lower_without_x_at_zero), (upper, loss_without_x)])
+def test_vanishing_gradients_give_finite_numbers(f, g):
+    """Without tilts y = 0 is stationary for every client's g, with them for none's, and for their average."""
+    for tilts, y in itertools.product((1, 0), (1.0, 0.0)):
+        population = Population.build(Problem(f, g), CENTERS, [tilts * tilt for tilt in TILTS])
+        assert_finite(states(SimulatedEngine(population, Everyone()), jnp.zeros(3), jnp.full(3, y), 150))
