@@ -26,6 +26,7 @@ jax.config.update("jax_enable_x64", True)
 gc.set_threshold(100_000, 50, 100)  # tracing makes many objects that stay: looking for garbage was a sixth of the tests' time
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fedbilevel-state-")  # which code the user has allowed
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would what tests start
 
 
 MAPS = Path("/proc/self/maps")

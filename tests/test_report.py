@@ -353,16 +353,8 @@ def test_a_watched_page_outlives_its_runs_and_its_readers(served):
     assert asked(server, "/", "localhost")[0] == 200
 
 
-# A background job of a shell, which these tests may be, ignores it.
-HEEDING_CTRL_C = """
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-runpy.run_module("fedbilevel", run_name="__main__")
-"""
-
-
 def test_a_reader_who_closes_the_page_does_not_end_the_watch(folders):
-    command = [sys.executable, "-c", HEEDING_CTRL_C, "watch", folders[2].path]
+    command = [sys.executable, "-m", "fedbilevel", "watch", folders[2].path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
         for _ in range(3):
