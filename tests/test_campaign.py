@@ -36,14 +36,14 @@ def test_a_few_of_its_inputs_end_well_or_in_one_line(files, tmp_path, monkeypatc
     ],
 )
 def test_it_says_what_is_wrong_with_a_command(files, monkeypatch, ends, said):
-    monkeypatch.setattr(report, "_found", ends)
-    assert said in problem(["report", "run"], files)
+    monkeypatch.setattr(report, "find_style", ends)
+    assert said in problem(["compare", "run"], files)
 
 
 def test_it_sees_what_a_refused_command_leaves_behind(files, monkeypatch):
-    def leave(directories):
+    def leave(style):
         (files / "left").write_text("")
         raise report.InputError("no")
 
-    monkeypatch.setattr(report, "_found", leave)
-    assert "leaves left behind" in problem(["report", "run"], files)
+    monkeypatch.setattr(report, "find_style", leave)
+    assert "leaves left behind" in problem(["compare", "run"], files)
