@@ -56,6 +56,8 @@ TABLE = {
     "stocbio": (dict(**LOWER, alpha=0.05, neumann_terms=60), 2000, 1e-6, "global"),
     "mrbo": (dict(**STORM, tau=1.0, neumann_order=60), 12000, 1e-5, "global"),
     "mefbo": (dict(eta_x=2.0, lambda_x=2.0, penalty=100.0, growth=0.0, proximal=1.0), 3000, 0.02, "global"),
+    "s-tfbo": (dict(), 2500, 1e-6, "global"),
+    "d-tfbo": (dict(), 250, 1e-6, "global"),
     "fedavg": (dict(gamma=0.5, local_steps=1), 600, 1e-6, "lower"),
 }
 # The tests that follow a few steps use short loops, and local steps where the name allows them.

@@ -210,6 +210,17 @@ def local_bsgvr(a, F, x, y, keys):
         yield [*z[0], *d[0], *((s.a, s.b) if a.adaptive else ()), t]
 
 
+def s_tfbo(a, F, x, y, keys):
+    """S-TFBO's Algorithm 2 with F.mean of the clients' gradients in the gradients' place."""
+    u, squares = np.zeros_like(y), np.full(3, a.start**2)
+    for _ in keys:
+        d = [F.mean(part) for part in zip(*(c.D(x, y, u) for c in F), strict=True)]
+        squares = squares + [v @ v for v in d]
+        alpha, beta, gamma = np.sqrt(squares)
+        y, u, x = y - d[1] / beta, u - d[2] / max(beta, gamma), x - d[0] / (alpha * max(beta, gamma))
+        yield [x, y, u, alpha, beta, gamma]
+
+
 def mefbo(a, F, x, y, keys):
     """MeFBO's Algorithm 1, Eq. (8)-(12); steps of Theorem C.1 where decreasing."""
     x, y = np.clip(x, -X_BOX, X_BOX), np.clip(y, -Y_BOX, Y_BOX)
@@ -354,6 +365,24 @@ def commfedbio(a, F, x, y, keys):
         yield [x, y, u, len(F) * F.weights[:, None] * np.stack(e)]  # the package weighs before it compresses: M w_m e_m
 
 
+def d_tfbo(a, F, x, y, keys):
+    """D-TFBO's Algorithm 1 with F.mean of the clients' gradients in the gradients' place, P steps on y and Q on u."""
+    u, alpha2, beta2, gamma2 = np.zeros_like(y), a.start**2, a.start**2, a.start**2
+    for _ in keys:
+        for _ in range(a.lower_rounds):
+            q = F.mean([c.gy(x, y) for c in F])
+            beta2 += q @ q
+            y = y - q / np.sqrt(beta2)
+        for _ in range(a.system_rounds):
+            r = F.mean([c.gyy(x, y, u) - c.fy(x, y) for c in F])
+            gamma2 += r @ r
+            u = u - r / np.sqrt(gamma2)
+        h = F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
+        alpha2 += h @ h
+        x = x - h / np.sqrt(alpha2)
+        yield [x, y, u, *np.sqrt([alpha2, beta2, gamma2])]
+
+
 # The comparison ------------------------------------------------------------------------------------------------------
 
 SIMFBO = dict(local_steps=3, eta_x=0.05, eta_y=0.3, eta_u=0.4, gamma_x=0.07, gamma_y=0.25, gamma_u=0.35, radius=0.5)
@@ -388,6 +417,8 @@ CASES = [
     *(("lfednest", NEUMANN | dict(lower_solver=solver), lfednest) for solver in ("sgd", "fedavg", "fedsvrg")),
     *(("commfedbio", COMM | dict(one_in=one_in), commfedbio) for one_in in (1, 4)),
     *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
+    ("s-tfbo", dict(start=0.5), s_tfbo),
+    ("d-tfbo", dict(start=0.5, lower_rounds=3, system_rounds=2), d_tfbo),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
 ]
 
