@@ -221,6 +221,28 @@ def s_tfbo(a, F, x, y, keys):
         yield [x, y, u, alpha, beta, gamma]
 
 
+def top_k(v, one_in):
+    """The largest entries of v, one in `one_in`; the others are 0."""
+    largest = np.argsort(-np.abs(v))[: len(v) // one_in]
+    return np.where(np.isin(np.arange(len(v)), largest), v, 0)
+
+
+def soba(a, F, x, y, keys):
+    """CM-SOBA with nothing left out, and EF-SOBA: C_m is what is sent of D_m - e_m."""
+    u, h, feedback = np.zeros_like(y), np.zeros_like(x), isinstance(a, fb.EFSOBA)
+    e = [[np.zeros_like(v) for v in (x, y, u)] for _ in F]
+    for _ in keys:
+        d = [c.D(x, y, u) for c in F]
+        C = [[top_k(v - w, a.one_in) for v, w in zip(*both, strict=True)] for both in zip(d, e, strict=True)]
+        e = [[v + w for v, w in zip(*both, strict=True)] for both in zip(e, C, strict=True)]
+        D = [F.mean(part) for part in zip(*e, strict=True)]
+        x, h = x - a.alpha * h, (1 - a.theta) * h + a.theta * D[0]
+        assert np.linalg.norm(u - a.gamma * D[2]) > a.radius
+        y, u = y - a.beta * D[1], ball(u - a.gamma * D[2], a.radius)
+        rows = [len(F) * F.weights[:, None] * np.stack(part) for part in zip(*e, strict=True)]  # M w_m e_m, as CommFedBiO's
+        yield [x, y, u, h, *((*D, *rows) if feedback else ())]
+
+
 def mefbo(a, F, x, y, keys):
     """MeFBO's Algorithm 1, Eq. (8)-(12); steps of Theorem C.1 where decreasing."""
     x, y = np.clip(x, -X_BOX, X_BOX), np.clip(y, -Y_BOX, Y_BOX)
@@ -355,10 +377,7 @@ def commfedbio(a, F, x, y, keys):
         y = lower(a, F, x, y)
         for _ in range(a.system_rounds):
             wanted = [em + c.gyy(x, y, u) - c.fy(x, y) for c, em in zip(F, e, strict=True)]
-            sent = []
-            for v in wanted:
-                largest = np.argsort(-np.abs(v))[: len(v) // a.one_in]
-                sent.append(np.where(np.isin(np.arange(len(v)), largest), v, 0))
+            sent = [top_k(v, a.one_in) for v in wanted]
             e = [v - C for v, C in zip(wanted, sent, strict=True)]
             u = u - a.tau * F.mean(sent)
         x = x - a.alpha * F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
@@ -395,6 +414,7 @@ MEFBO = dict(
     **dict(local_steps=3, eta_x=0.5, eta_y=0.3, eta_theta=0.2, lambda_x=0.7, lambda_y=0.4, lambda_theta=0.5),
     **dict(penalty=1.5, growth=0.2, proximal=0.6, decay=0.55),
 )
+SOBA = dict(alpha=0.2, beta=0.3, gamma=0.4, theta=0.6, radius=0.2)
 COMM = DOUBLE | dict(tau=0.3, system_rounds=3, lower_solver="fedavg")
 
 CASES = [
@@ -419,6 +439,8 @@ CASES = [
     *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
     ("s-tfbo", dict(start=0.5), s_tfbo),
     ("d-tfbo", dict(start=0.5, lower_rounds=3, system_rounds=2), d_tfbo),
+    ("cm-soba", SOBA | dict(one_in=1), soba),  # what a client leaves out is random: see test_estimators.py
+    *(("ef-soba", SOBA | dict(one_in=one_in), soba) for one_in in (1, 4)),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
 ]
 

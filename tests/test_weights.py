@@ -87,6 +87,8 @@ EXACT = [
     ("local-bsgvr", LOCAL, "x y", 1, 6),
     ("adafbio", LOCAL, "x y", 1, 6),
     ("lfednest", DOUBLE | NEUMANN | dict(lower_solver="sgd"), "x y", 2, 5),
+    ("cm-soba", dict(one_in=1), "y u h", 1, 6),
+    ("ef-soba", dict(one_in=1), "y u h", 1, 6),
     ("commfedbio", DOUBLE | dict(one_in=1, system_rounds=1), "x y u", 3, 5),
     ("fedmbo", DOUBLE | NEUMANN | dict(estimator="ihgp"), "x y", 4, 4),
     ("fednest", SVRG | NEUMANN, "x y", 5, 4),
@@ -161,6 +163,18 @@ def test_what_is_normalised_is_right_on_average(name, n):
     means = over_all_cohorts(lambda S: directions(InTurn(S)), cohorts, draws)
     for part, wanted in everyone.items():
         np.testing.assert_allclose(means[part], wanted, rtol=1e-9, atol=1e-12, err_msg=part)
+
+
+@pytest.mark.parametrize("participation", [Uniform(2), Dropouts(Uniform(3), 0.3)], ids=str)
+def test_ef_soba_keeps_the_mean_of_its_clients_memories(participation):
+    """So what a sample of them lacks is right on average in later steps too."""
+    algorithm, population, state, _ = prepared("ef-soba", {}, 5, ())
+    step = jax.jit(SimulatedEngine(population, participation).step)
+    for k in range(6):
+        state, *_ = step(algorithm, state, jax.random.key(k))
+    for mean, rows in zip(state.memory, state.memories.rows, strict=True):
+        assert np.linalg.norm(mean) > 0.1
+        np.testing.assert_allclose(mean, np.mean(rows, 0), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
