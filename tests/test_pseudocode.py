@@ -228,7 +228,7 @@ def top_k(v, one_in):
 
 
 def soba(a, F, x, y, keys):
-    """CM-SOBA with nothing left out, and EF-SOBA: C_m is what is sent of D_m - e_m."""
+    """CM-SOBA with nothing left out, and EF-SOBA, from their files' own formulas: the paper's listing was not at hand."""
     u, h, feedback = np.zeros_like(y), np.zeros_like(x), isinstance(a, fb.EFSOBA)
     e = [[np.zeros_like(v) for v in (x, y, u)] for _ in F]
     for _ in keys:

@@ -1,4 +1,4 @@
-"""D-TFBO: rounds on y, rounds on u, then a step on x, all as long as the inverse lengths of all gradients so far.
+"""D-TFBO: rounds on y, rounds on u, then one on x, with steps that are the inverse lengths of all gradients so far.
 
 Y. Yang, H. Ban, M. Huang, S. Ma and K. Ji, Tuning-Free Bilevel Optimization: New Algorithms and Convergence Analysis,
 ICLR 2025, Algorithm 1, with gradients averaged over clients. A step has P rounds on y, Q on u and one on x, each with a
@@ -19,27 +19,16 @@ their lengths, and so the steps, are those of the sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, algorithm
+from fedbilevel.algorithms.base import algorithm
 from fedbilevel.algorithms.double_loop import WithGradients
+from fedbilevel.algorithms.tuning_free import State, TuningFree
 from fedbilevel.core.clients import Client, Clients, at_client
-from fedbilevel.settings import count, step_size
-
-
-class State(NamedTuple):
-    """The server's point, and α, β and γ."""
-
-    x: Array
-    y: Array
-    u: Array
-    alpha: Array
-    beta: Array
-    gamma: Array
+from fedbilevel.settings import count
 
 
 def moved(z: Array, total: Array, d: Array) -> tuple[Array, Array]:
@@ -49,18 +38,9 @@ def moved(z: Array, total: Array, d: Array) -> tuple[Array, Array]:
 
 
 @algorithm
-class DTFBO(WithGradients):
+class DTFBO(TuningFree, WithGradients):
     """Rounds on y and on u, then one on x, with steps from cumulative gradient lengths; needs no tuning."""
 
-    reports: ClassVar[Mapping[str, str]] = {
-        **HYPERGRADIENT_NORM,
-        **U_NORM,
-        "step_x": "1 / α",
-        "step_y": "1 / β after the rounds on y",
-        "step_u": "1 / γ after the rounds on u",
-    }
-
-    start: float = step_size(1e-6, "α₀ = β₀ = γ₀", source="ours: far below the first gradients")
     lower_rounds: int = count(10, "P, rounds on y in a step", source="the authors' code")
     system_rounds: int = count(10, "Q, rounds on u in a step", source="the authors' code")
 
@@ -69,10 +49,6 @@ class DTFBO(WithGradients):
         """∇²_yy g_m u - ∇_y f_m"""
         batch = client.batch()
         return client.problem.gyy(x, y, batch, u) - client.problem.fy(x, y, batch)
-
-    def init(self, x: Array, y: Array, clients: Clients) -> State:
-        start = jnp.asarray(self.start, x.dtype)
-        return State(x, y, jnp.zeros_like(y), start, start, start)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         x, y, u, alpha, beta, gamma = state

@@ -17,51 +17,23 @@ are right on average, but their lengths, and so the steps, are those of the samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
-
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
+from fedbilevel.algorithms.base import algorithm
+from fedbilevel.algorithms.tuning_free import State, TuningFree
 from fedbilevel.core.clients import Client, Clients, at_client
 from fedbilevel.core.problem import Point
-from fedbilevel.settings import step_size
-
-
-class State(NamedTuple):
-    """The server's point, and α, β and γ."""
-
-    x: Array
-    y: Array
-    u: Array
-    alpha: Array
-    beta: Array
-    gamma: Array
 
 
 @algorithm
-class STFBO(Algorithm):
+class STFBO(TuningFree):
     """Steps from cumulative gradient lengths on x, y and u at the server, one aggregation per step; needs no tuning."""
-
-    reports: ClassVar[Mapping[str, str]] = {
-        **HYPERGRADIENT_NORM,
-        **U_NORM,
-        "step_x": "1 / (α φ)",
-        "step_y": "1 / β",
-        "step_u": "1 / φ",
-    }
-
-    start: float = step_size(1e-6, "α₀ = β₀ = γ₀", source="ours: far below the first gradients")
 
     @at_client
     def direction(self, client: Client, z: Point) -> Point:
         """D_m"""
         return client.problem.direction(z, client.five_batches(shared=True))
-
-    def init(self, x: Array, y: Array, clients: Clients) -> State:
-        start = jnp.asarray(self.start, x.dtype)
-        return State(x, y, jnp.zeros_like(y), start, start, start)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z = Point(*state[:3])
