@@ -1,5 +1,7 @@
 """Hypergradient estimators against the closed form of their own truncated series."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from federations import weighted
 
 import fedbilevel as fb
-from fedbilevel.algorithms.estimators import Sparse, compressed, corrected_descent, local_direction, neumann
+from fedbilevel.algorithms.estimators import Sparse, compressed, corrected_descent, local_direction, neumann, unbiased
 from fedbilevel.algorithms.storm import storm
 from fedbilevel.core.participation import Uniform
 from fedbilevel.core.problem import Pair
@@ -160,6 +162,13 @@ def test_compression_keeps_what_it_leaves_out():
     np.testing.assert_allclose(sparse.dense(4) + left, v + residual)
     rows = Sparse(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[0, 1], [1, 3]]))
     np.testing.assert_allclose(rows.dense(4), [1, 5, 0, 4])
+
+
+def test_unbiased_compression_is_right_on_average_over_all_orders():
+    v = jnp.array([1.0, -5.0, 0.5, 2.0, 3.0])
+    sent = [unbiased(v, jnp.array(order), 2) for order in itertools.permutations(range(5))]
+    assert {len(sparse.values) for sparse in sent} == {2}
+    np.testing.assert_allclose(np.mean([sparse.dense(5) for sparse in sent], 0), v, rtol=1e-6)
 
 
 def test_corrected_descent_at_the_start_follows_the_given_direction():

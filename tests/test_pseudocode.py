@@ -235,6 +235,39 @@ def local_bsgvr(a, F, x, y, keys):
         yield [*z[0], *d[0], *((s.a, s.b) if a.adaptive else ()), t]
 
 
+def s_tfbo(a, F, x, y, keys):
+    """S-TFBO's Algorithm 2 with F.mean of the clients' gradients in the gradients' place."""
+    u, squares = np.zeros_like(y), np.full(3, a.start**2)
+    for _ in keys:
+        d = [F.mean(part) for part in zip(*(c.D(x, y, u) for c in F), strict=True)]
+        squares = squares + [v @ v for v in d]
+        alpha, beta, gamma = np.sqrt(squares)
+        y, u, x = y - d[1] / beta, u - d[2] / max(beta, gamma), x - d[0] / (alpha * max(beta, gamma))
+        yield [x, y, u, alpha, beta, gamma]
+
+
+def top_k(v, one_in):
+    """The largest entries of v, one in `one_in`; the others are 0."""
+    largest = np.argsort(-np.abs(v))[: len(v) // one_in]
+    return np.where(np.isin(np.arange(len(v)), largest), v, 0)
+
+
+def soba(a, F, x, y, keys):
+    """CM-SOBA with nothing left out, and EF-SOBA, from their files' own formulas: the paper's listing was not at hand."""
+    u, h, feedback = np.zeros_like(y), np.zeros_like(x), isinstance(a, fb.EFSOBA)
+    e = [[np.zeros_like(v) for v in (x, y, u)] for _ in F]
+    for _ in keys:
+        d = [c.D(x, y, u) for c in F]
+        C = [[top_k(v - w, a.one_in) for v, w in zip(*both, strict=True)] for both in zip(d, e, strict=True)]
+        e = [[v + w for v, w in zip(*both, strict=True)] for both in zip(e, C, strict=True)]
+        D = [F.mean(part) for part in zip(*e, strict=True)]
+        x, h = x - a.alpha * h, (1 - a.theta) * h + a.theta * D[0]
+        assert np.linalg.norm(u - a.gamma * D[2]) > a.radius
+        y, u = y - a.beta * D[1], ball(u - a.gamma * D[2], a.radius)
+        rows = [len(F) * F.weights[:, None] * np.stack(part) for part in zip(*e, strict=True)]  # M w_m e_m, as CommFedBiO's
+        yield [x, y, u, h, *((*D, *rows) if feedback else ())]
+
+
 def mefbo(a, F, x, y, keys):
     """MeFBO's Algorithm 1, Eq. (8)-(12); steps of Theorem C.1 where decreasing."""
     x, y = np.clip(x, -X_BOX, X_BOX), np.clip(y, -Y_BOX, Y_BOX)
@@ -445,14 +478,29 @@ def commfedbio(a, F, x, y, keys):
         y = lower(a, F, x, y)
         for _ in range(a.system_rounds):
             wanted = [em + c.gyy(x, y, u) - c.fy(x, y) for c, em in zip(F, e, strict=True)]
-            sent = []
-            for v in wanted:
-                largest = np.argsort(-np.abs(v))[: len(v) // a.one_in]
-                sent.append(np.where(np.isin(np.arange(len(v)), largest), v, 0))
+            sent = [top_k(v, a.one_in) for v in wanted]
             e = [v - C for v, C in zip(wanted, sent, strict=True)]
             u = u - a.tau * F.mean(sent)
         x = x - a.alpha * F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
         yield [x, y, u, len(F) * F.weights[:, None] * np.stack(e)]  # the package weighs before it compresses: M w_m e_m
+
+
+def d_tfbo(a, F, x, y, keys):
+    """D-TFBO's Algorithm 1 with F.mean of the clients' gradients in the gradients' place, P steps on y and Q on u."""
+    u, alpha2, beta2, gamma2 = np.zeros_like(y), a.start**2, a.start**2, a.start**2
+    for _ in keys:
+        for _ in range(a.lower_rounds):
+            q = F.mean([c.gy(x, y) for c in F])
+            beta2 += q @ q
+            y = y - q / np.sqrt(beta2)
+        for _ in range(a.system_rounds):
+            r = F.mean([c.gyy(x, y, u) - c.fy(x, y) for c in F])
+            gamma2 += r @ r
+            u = u - r / np.sqrt(gamma2)
+        h = F.mean([c.fx(x, y) - c.gxy(x, y, u) for c in F])
+        alpha2 += h @ h
+        x = x - h / np.sqrt(alpha2)
+        yield [x, y, u, *np.sqrt([alpha2, beta2, gamma2])]
 
 
 # The comparison ------------------------------------------------------------------------------------------------------
@@ -467,6 +515,7 @@ MEFBO = dict(
     **dict(local_steps=3, eta_x=0.5, eta_y=0.3, eta_theta=0.2, lambda_x=0.7, lambda_y=0.4, lambda_theta=0.5),
     **dict(penalty=1.5, growth=0.2, proximal=0.6, decay=0.55),
 )
+SOBA = dict(alpha=0.2, beta=0.3, gamma=0.4, theta=0.6, radius=0.2)
 COMM = DOUBLE | dict(tau=0.3, system_rounds=3, lower_solver="fedavg")
 
 CASES = [
@@ -489,6 +538,10 @@ CASES = [
     *(("lfednest", NEUMANN | dict(lower_solver=solver), lfednest) for solver in ("sgd", "fedavg", "fedsvrg")),
     *(("commfedbio", COMM | dict(one_in=one_in), commfedbio) for one_in in (1, 4)),
     *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
+    ("s-tfbo", dict(start=0.5), s_tfbo),
+    ("d-tfbo", dict(start=0.5, lower_rounds=3, system_rounds=2), d_tfbo),
+    ("cm-soba", SOBA | dict(one_in=1), soba),  # what a client leaves out is random: see test_estimators.py
+    *(("ef-soba", SOBA | dict(one_in=one_in), soba) for one_in in (1, 4)),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
     ("fedpace", dict(minibatches=2), fedpace),
     ("fedpace", dict(minibatches=2, beta=0.7, c=3.0, c_x=1.0, phi=0.5), fedpace),

@@ -90,6 +90,8 @@ EXACT = [
     ("local-bsgvr", LOCAL, "x y", 1, 6),
     ("adafbio", LOCAL, "x y", 1, 6),
     ("lfednest", DOUBLE | NEUMANN | dict(lower_solver="sgd"), "x y", 2, 5),
+    ("cm-soba", dict(one_in=1), "y u h", 1, 6),
+    ("ef-soba", dict(one_in=1), "y u h", 1, 6),
     ("commfedbio", DOUBLE | dict(one_in=1, system_rounds=1), "x y u", 3, 5),
     ("fedmbo", DOUBLE | NEUMANN | dict(estimator="ihgp"), "x y", 4, 4),
     ("fednest", SVRG | NEUMANN, "x y", 5, 4),
@@ -105,10 +107,18 @@ VARIANTS = [  # momenta and lower solvers whose code another method above has ru
     ("lfednest", SVRG | NEUMANN, "x y", 2, 5),
     ("fednest", DOUBLE | NEUMANN | dict(lower_solver="fedavg"), "x y", 5, 4),
 ]
+# Methods that divide by lengths of what S answered: not their steps are right on average, but what they divide.
+# name: settings, number of draws in a step, and what the parts of the state were divided by
+NORMALISED = {
+    "s-tfbo": (dict(), 1, lambda z: dict(x=z.alpha * jnp.fmax(z.beta, z.gamma), y=z.beta, u=jnp.fmax(z.beta, z.gamma))),
+    "d-tfbo": (dict(lower_rounds=1, system_rounds=1), 3, lambda z: dict(y=z.beta)),  # its u and x start at a random y
+}
 
 
 def test_every_federated_method_is_among_these():
-    assert {name for name, *_ in EXACT} == {name for name, entry in ALGORITHMS.items() if not entry.preset.get("pooled")}
+    assert {name for name, *_ in EXACT} | {*NORMALISED} == {
+        name for name, entry in ALGORITHMS.items() if not entry.preset.get("pooled")
+    }
 
 
 def prepared(name, settings, clients, parts):
@@ -145,6 +155,35 @@ def test_the_mean_of_a_step_over_all_cohorts_is_the_step_with_everyone(name, set
     for part, mean, wanted in zip(parts, means, everyone, strict=True):
         assert np.linalg.norm(wanted - part_of(state, part)) > 1e-3
         np.testing.assert_allclose(mean, wanted, rtol=1e-9, atol=1e-12, err_msg=part)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", NORMALISED)
+def test_what_is_normalised_is_right_on_average(name, n):
+    settings, draws, divisors = NORMALISED[name]
+    algorithm, population, state, key = prepared(name, settings, 5, ())
+
+    def directions(participation):
+        after = algorithm.step(state, SimulatedClients(population, participation, jax.random.key(1)), key)
+        return {part: (getattr(state, part) - getattr(after, part)) * by for part, by in divisors(after).items()}
+
+    everyone = jax.jit(lambda: directions(Everyone()))()
+    cohorts = np.array(list(itertools.combinations(range(5), n)))
+    means = over_all_cohorts(lambda S: directions(InTurn(S)), cohorts, draws)
+    for part, wanted in everyone.items():
+        np.testing.assert_allclose(means[part], wanted, rtol=1e-9, atol=1e-12, err_msg=part)
+
+
+@pytest.mark.parametrize("participation", [Uniform(2), Dropouts(Uniform(3), 0.3)], ids=str)
+def test_ef_soba_keeps_the_mean_of_its_clients_memories(participation):
+    """So what a sample of them lacks is right on average in later steps too."""
+    algorithm, population, state, _ = prepared("ef-soba", {}, 5, ())
+    step = jax.jit(SimulatedEngine(population, participation).step)
+    for k in range(6):
+        state, *_ = step(algorithm, state, jax.random.key(k))
+    for mean, rows in zip(state.memory, state.memories.rows, strict=True):
+        assert np.linalg.norm(mean) > 0.1
+        np.testing.assert_allclose(mean, np.mean(rows, 0), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

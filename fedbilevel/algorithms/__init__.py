@@ -10,6 +10,8 @@ HUANG = "Huang, Zhang and Ji, ICML 2023"
 XIAO = "Xiao and Ji, ICML 2023"
 YANG = "Yang, Xiao and Ji, NeurIPS 2023"
 TARZANAGH = "Tarzanagh et al., ICML 2022"
+BAN = "Yang, Ban, Huang, Ma and Ji, ICLR 2025"
+HE = "He et al., ICML 2024"
 MEFBO = "anonymous, submitted to ICLR 2025"
 FEDMBO, LFEDNEST, BSGVR = ("fedmbo", "FedMBO"), ("lfednest", "LFedNest"), ("local_bsgvr", "LocalBSGVR")
 
@@ -41,6 +43,10 @@ BUNDLED = {
     "simfbo": _entry("simfbo", "SimFBO", "one loop, one round per step", YANG, rescale=False),
     "shrofbo": _entry("simfbo", "SimFBO", "SimFBO for unequal numbers of local steps", YANG, rescale=True),
     "commfedbio": _entry("commfedbio", "CommFedBiO", "compressed rounds on the linear system", "Li, Pei and Huang, KDD 2022"),
+    "s-tfbo": _entry("s_tfbo", "STFBO", "one loop, steps from cumulative gradient lengths: needs no tuning", BAN),
+    "d-tfbo": _entry("d_tfbo", "DTFBO", "rounds on y, on u and on x, steps as S-TFBO's: needs no tuning", BAN),
+    "cm-soba": _entry("cm_soba", "CMSOBA", "one loop, compressed rounds, a moving average for x", HE),
+    "ef-soba": _entry("ef_soba", "EFSOBA", "CM-SOBA with error feedback in place of unbiased compression", HE),
     "local-bsgvr": _entry(
         *BSGVR, "STORM on local hypergradients, for homogeneous clients", "Gao, 2022", adaptive=False, pooled=False
     ),

@@ -33,8 +33,23 @@ from fedbilevel.settings import count, step_size
 LOWER_ROUNDS = {"sgd": 1, "fedavg": 1, "fedsvrg": 2}
 
 
+class WithGradients(Algorithm):
+    """An algorithm whose server asks for the gradients on y and on x apart."""
+
+    @at_client
+    def lower_gradient(self, client: Client, x: Array, y: Array) -> Array:
+        """∇_y g_m"""
+        return client.problem.gy(x, y, client.batch())
+
+    @at_client
+    def hypergradient_part(self, client: Client, x: Array, y: Array, p: Array) -> Array:
+        """∇_x f_m - ∇²_xy g_m p, a client's part of the hypergradient where p estimates [∇²_yy g]⁻¹ ∇_y f"""
+        batch = client.batch()
+        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
+
+
 @dataclass(frozen=True, kw_only=True)
-class DoubleLoop(Algorithm):
+class DoubleLoop(WithGradients):
     """An algorithm that in every step first runs a lower solver for some rounds."""
 
     alpha: float = step_size(0.1, "α, step on x")
@@ -46,11 +61,6 @@ class DoubleLoop(Algorithm):
     @abc.abstractmethod
     def lower_solver(self) -> str:
         """One of `LOWER_ROUNDS`: a hyperparameter of every such algorithm, each with its own default."""
-
-    @at_client
-    def lower_gradient(self, client: Client, x: Array, y: Array) -> Array:
-        """∇_y g_m"""
-        return client.problem.gy(x, y, client.batch())
 
     @at_client
     def local_y(self, client: Client, x: Array, y: Array) -> Array:
@@ -65,12 +75,6 @@ class DoubleLoop(Algorithm):
             return client.problem.gy(x, v, client.batch(k))
 
         return corrected_descent(gradient, y, q, self.beta, self.local_steps)
-
-    @at_client
-    def hypergradient_part(self, client: Client, x: Array, y: Array, p: Array) -> Array:
-        """∇_x f_m - ∇²_xy g_m p, a client's part of the hypergradient where p estimates [∇²_yy g]⁻¹ ∇_y f"""
-        batch = client.batch()
-        return client.problem.fx(x, y, batch) - client.problem.gxy(x, y, batch, p)
 
     @at_client
     def corrected_x(self, client: Client, x: Array, y: Array, h: Array) -> Array:

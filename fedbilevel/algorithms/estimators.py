@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.clients import Client, iterate
-from fedbilevel.core.problem import Pair
+from fedbilevel.core.problem import Pair, Point
 
 
 def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | float, terms: int) -> Array:
@@ -76,6 +76,18 @@ class Sparse(NamedTuple):
         return jnp.zeros(size, self.values.dtype).at[self.places.ravel()].add(self.values.ravel())
 
 
+class SparsePoint(NamedTuple):
+    """The entries that are sent of a direction in x, y and u."""
+
+    x: Sparse
+    y: Sparse
+    u: Sparse
+
+    def dense(self, like: Point) -> Point:
+        """The full direction, of the sizes of that point; several rows of entries are added up."""
+        return Point(*(entries.dense(v.size) for entries, v in zip(self, like, strict=True)))
+
+
 def compressed(v: Array, residual: Array, one_in: int) -> tuple[Sparse, Array]:
     """The largest entries of v + residual, one in `one_in`, and the residual that is left for the next call.
 
@@ -85,3 +97,9 @@ def compressed(v: Array, residual: Array, one_in: int) -> tuple[Sparse, Array]:
     _, places = lax.top_k(jnp.abs(wanted), max(1, v.size // one_in))
     sparse = Sparse(wanted[places], places)
     return sparse, wanted - sparse.dense(v.size)
+
+
+def unbiased(v: Array, order: Array, one_in: int) -> Sparse:
+    """Random entries of v, one in `one_in`: the first in a random order, so scaled that their mean over all orders is v."""
+    places = order[: max(1, v.size // one_in)]
+    return Sparse(v[places] * (v.size / places.size), places)

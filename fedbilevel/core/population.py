@@ -19,12 +19,13 @@ from jax import Array
 from fedbilevel.core.client_lists import check_rows, joined, one_per_client, shares_of
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree, flattened
-from fedbilevel.core.randomness import bits, fold_in
+from fedbilevel.core.randomness import bits, fold_in, permutation
 from fedbilevel.core.traffic import product
 from fedbilevel.errors import InputError, require
 from fedbilevel.settings import checked, count, settings
 
 SOME = 5  # rows: of two, the median is the mean
+ORDERS = 2**31 - 1  # in a minibatch's place: no call draws so many
 
 
 @partial(
@@ -204,6 +205,10 @@ class Client:
     def five_batches(self, k: Array | int = 0, times: int = 1, shared: bool = False) -> FiveBatches:
         """The minibatches of the k-th `Problem.direction` of this call: independent, or one for all."""
         return FiveBatches(*self._draw(1, k, times) * 5) if shared else FiveBatches(*self._draw(5, k, times))
+
+    def order(self, n: int, k: Array | int = 0) -> Array:
+        """The k-th random order of 0..n-1 of this call, independent of its minibatches."""
+        return permutation(fold_in(fold_in(self._key, ORDERS), k), n)
 
     def whole(self) -> Batch:
         """All of the client's rows."""
