@@ -57,6 +57,7 @@ def test_the_operations_of_loops_are_counted_with_their_lengths():
 def test_only_large_operations_are_split_among_cores(monkeypatch):
     monkeypatch.setattr(duration.os, "cpu_count", lambda: 4)
     assert duration.Work(small=duration.OF_A_CORE, large=duration.OF_A_CORE).seconds() == 1.25
+    assert duration.Work(turns=2e9).seconds() > duration.LONGEST  # however little a turn does
 
 
 def test_a_gpu_needs_time_for_every_turn(monkeypatch):

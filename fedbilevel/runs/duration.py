@@ -24,7 +24,7 @@ LONGEST = 300.0  # seconds of a step
 FEW = 10_000  # turns of loops in a step: with so few, a step that fits into memory does not take long
 OF_A_CORE, OF_A_GPU = 2e10, 1e15  # operations per second; a core reached 4e9 to 1e10 on small tasks
 SMALL = 1e5  # operations: anything up to this is computed by one core
-LAUNCH = 2e-6  # seconds: the least that a turn of a loop takes on a GPU
+A_TURN, LAUNCH = 3e-7, 2e-6  # seconds that a turn of a loop takes at least, on a CPU and on a GPU
 
 
 def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
@@ -72,7 +72,7 @@ class Work(NamedTuple):
     def seconds(self) -> float:
         """How long it takes on the available devices."""
         if jax.default_backend() == "cpu":
-            return (self.small + self.large / (os.cpu_count() or 1)) / OF_A_CORE
+            return (self.small + self.large / (os.cpu_count() or 1)) / OF_A_CORE + self.turns * A_TURN
         return (self.small + self.large) / (OF_A_GPU * jax.device_count()) + self.turns * LAUNCH
 
 
