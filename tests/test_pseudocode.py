@@ -592,7 +592,7 @@ def follows(algorithm, population, reference, federation, start, keys):
     return states
 
 
-@pytest.mark.parametrize(("box", "steps"), [(np.inf, 45), (0.3, 60)])
+@pytest.mark.parametrize(("box", "steps"), [(np.inf, 45), (0.3, 55)])
 def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box, steps):
     """With secants, the shorter the less noise; then rounding grows as they shrink."""
     task = Valley(clients=4).build()

@@ -28,7 +28,7 @@ makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ
 take over. Where y is confined to Y, secants stay, and y + δu is projected as y is. δ₀, in which the losses' scales cancel,
 is the ratio of the first gradients' lengths, |∇_y g| / |∇_y f|, times the square root of the ratio of f's rows to g's. The
 x and y that are reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a
-constant changes no step but for rounding.
+constant changes no step but for rounding. A round in which nobody takes part changes nothing.
 """
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ class FedPace(Algorithm):
         z, old = state.z, state.averages
         t = state.t.astype(z.x.dtype)
         secant = state.delta > SHORTEST * state.delta_0
-        d, seen, loss = clients.draw().mean(self.answer, z, state.delta, secant)
+        cohort = clients.draw()
+        nothing = jax.tree.map(jnp.zeros_like, (z, Measured(*[state.total] * len(Measured._fields))))
+        d, seen, loss = cohort.mean(self.answer, z, state.delta, secant, around=(*nothing, state.last_loss))
 
         def average(old: Any, new: Any) -> Any:
             return jax.tree.map(lambda a, b: self.beta * a + (1 - self.beta) * b, old, new)
@@ -256,7 +258,7 @@ class FedPace(Algorithm):
             pace=state.pace,
             lag=jnp.sqrt(ratio(squared(along.y), squared(along.y) + averages.noise)),
         )
-        return State(
+        new = State(
             x=state.x + weight * (after.x - state.x),
             y=state.y + weight * (after.y - state.y),
             z=after,
@@ -275,6 +277,7 @@ class FedPace(Algorithm):
             best_x=best_x,
             since=jnp.where(risen, 0, state.since + 1),
         )
+        return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.active), new, old), new, state)
 
     def rounds(self, key: Array, size: int) -> int:
         return 1
