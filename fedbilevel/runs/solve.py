@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
@@ -38,7 +38,7 @@ def solve(
     *,
     lower: Iterable[Tree] | None = None,
     upper: Iterable[Tree] | None = None,
-    algorithm: Algorithm | str,
+    algorithm: Algorithm | str | None = None,
     rounds: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -68,6 +68,7 @@ def solve(
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: a name in `fedbilevel.ALGORITHMS`, or an instance; for a local lower level every client has its own y.
+            Unless given, it is `FedPace`, which needs no tuning, or `FedBiOLocal` for a `Task` with a local lower level.
         rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
@@ -87,6 +88,8 @@ def solve(
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
+    if algorithm is None:
+        algorithm = DEFAULTS[f.lower_level if isinstance(f, Task) else "global"]
     if isinstance(algorithm, str):
         name = chosen(ALGORITHMS, algorithm)
         algorithm = find(ALGORITHMS, "algorithm", name).configure(label(name), {})
