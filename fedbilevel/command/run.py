@@ -241,14 +241,17 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror or error}"
         fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+    ends = {folder.path.name: ended for folder in folders if (ended := folder.result)}
     curves = read([folder for folder in folders if folder.rows()])
     if curves:
         pictures = draw(curves, directory / "curves.png", style)
         console.print()
         console.print(table(curves))
-        ends = [ended for folder in folders if (ended := folder.result)]
-        for caveat in dict.fromkeys(c for ended in ends for c in ended.get("caveats", [])):
+        for caveat in dict.fromkeys(c for ended in ends.values() for c in ended.get("caveats", [])):
             say(f"note: {caveat}")
+        for name, ended in ends.items():
+            for line in ended.get("warnings", []):
+                say(f"warning: {name}: {line}")
         say(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}")
     if diverged:
         raise Diverged("\n".join(diverged))

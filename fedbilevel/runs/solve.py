@@ -13,9 +13,10 @@ from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.engines.simulated import revealed
-from fedbilevel.errors import InputError, require
+from fedbilevel.errors import InputError, require, warn
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
+from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
@@ -84,6 +85,8 @@ def solve(
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.
 
+    Warns about what looks wrong, such as an x that hardly moved, once at the end, and about rows that are not scaled.
+
     Raises:
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
@@ -119,6 +122,8 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
+    for line in advice_on_data(experiment):
+        warn(line)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
@@ -127,4 +132,6 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
+    for line in advice_on_run(experiment, history, final):
+        warn(line)
     return Solution(task.x_tree(final.x), task.y_tree(revealed(final.y)), history)
