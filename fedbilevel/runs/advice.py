@@ -23,6 +23,7 @@ from fedbilevel.tasks.base import Task
 FEWEST_STEPS = 20  # fewer say nothing about where a run goes
 FELT = 2e-3  # of f: suited steps on x give at least 15 times that, steps a hundred times too small a third of it
 MOVED = 1e-2  # of |x₀|
+USED_UP = 0.1  # of the longest ∇h: what is left where x has nearly arrived
 NOTICED = 1e-3  # of a loss
 AT_BOUND = 0.9  # of the radius: clients project u before it is averaged
 LARGE = 1e3  # of a column of rows, or of the ratio of two columns
@@ -51,12 +52,12 @@ def advice_on_data(experiment: Experiment) -> list[str]:
 
 
 def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray) -> str:
-    """Whether x went nowhere: the most that its move can have changed f by is next to nothing, and ∇h is as long as ever.
+    """Whether x went nowhere: the most that its move can have changed f by is next to nothing, and ∇h is not used up.
 
     Methods that do not report the length of ∇h, such as FedAvg, are not judged.
     """
     norms = [float(norm) for row in rows if (norm := row.get("hypergradient_norm")) is not None]
-    if not norms or norms[-1] <= max(norms) / 2:
+    if not norms or norms[-1] <= USED_UP * max(norms):
         return ""
     move, size = np.linalg.norm(end - start), np.linalg.norm(start)
     if max(norms) * move > FELT * _largest(rows, "upper_loss") or (size and move > MOVED * size):
