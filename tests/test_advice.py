@@ -39,7 +39,7 @@ def lines(task, algorithm, values, rounds=200, **knobs):
         ("regularisation", "simfbo", dict(eta_x=0.02, gamma_x=0.02), [X]),  # SimFBO's own defaults, and a start away from 0
         ("data-cleaning", "simfbo", dict(eta_x=0.02, gamma_x=0.02), [X]),  # and one at 0
         ("regularisation", "simfbo", dict(gamma_x=1e-30), [X]),
-        ("data-cleaning", "simfbo", dict(gamma_y=1e-5, eta_y=1e-5), [U, LOWER]),
+        ("data-cleaning", "simfbo", dict(gamma_y=1e-7, eta_y=1e-7), [U, LOWER]),
         ("regularisation", "simfbo", dict(radius=0.1), [U]),
     ],
 )
