@@ -54,7 +54,6 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
         (["run", "quadratic", "simfbo", "--dropout", "1"], "at least 0 and below 1; given: 1.0"),
         (["run", "quadratic", "simfbo", "--clients-per-round", "3", "--bernoulli", "0.5"], "not both"),
         (["run", "quadratic", "fedbio-local"], "FedBiOLocal is for a local lower level, but the task has a global one"),
-        (["run", "quadratic"], "Missing argument"),
         (["run", "data-cleaning", "fedavg", "--knob", "train_per_client=500"], "digits has 1397 training samples, too few"),
         (["run", "data-cleaning", "fedavg", "--data", "no/such"], "no/such does not exist"),
         (["run", "data-cleaning", "fedavg", "--knob", "dataset=mnist"], "mnist was not found: looked for train-"),
@@ -169,6 +168,13 @@ def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
     assert code == 0 and "fedavg" in out and (tmp_path / "both.png").exists() and (tmp_path / "both.svg").exists()
     code, out, _ = run("report", "here")
     assert code == 0 and out == "page: report.html\n" and (tmp_path / "report.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.parametrize(("lower_level", "algorithm"), [("global", "fedpace"), ("local", "fedbio-local")])
+def test_without_the_name_of_an_algorithm_the_lower_level_chooses_it(run, tmp_path, lower_level, algorithm):
+    code, _, err = run("run", "quadratic", "--knob", f"lower_level={lower_level}", *SMALL, "--out", "here")
+    assert code == 0, err
+    assert [path.parent.name for path in tmp_path.glob("here/*/config.json")] == [algorithm]
 
 
 def test_a_method_outside_its_assumptions_is_named_once_in_the_output_and_in_its_result(run, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import fedbilevel as fb
 from fedbilevel.core.sets import Sets
 from fedbilevel.settings import step_size
+from fedbilevel.tasks.quadratic import Quadratic
 
 SCHEDULED = next(iter(fb.MeFBO().scheduled_at(0)))
 ROWS = [np.ones((3, 2)), np.zeros((2, 2))]
@@ -98,6 +99,8 @@ WORKS = {
     "sets: Simplex": lambda: fb.Simplex(),
     "metrics": lambda: solve(metrics=lambda x, y: {"size": jnp.sum(y), "five": 5}),
     "metrics: none": lambda: solve(metrics=lambda x, y: {}),
+    "algorithm: none given": lambda: solve(algorithm=None),
+    "algorithm: none given, y local": lambda: fb.solve(Quadratic(clients=2, lower_level="local").build(), steps=1),
     "observe": lambda: solve(observe=lambda snapshot: None),
     "f: a partial function": lambda: solve(f=functools.partial(loss)),
     "f: a jitted function": lambda: solve(f=jax.jit(loss)),
@@ -182,7 +185,6 @@ REFUSED = [
     refused("f: a number for each row", lambda: solve(f=lambda x, y, rows: rows[:, 0]), "f(x, y, batch)", "mean"),
     refused("f: not hashable", lambda: solve(f=Unhashable()), "f must be hashable", "Unhashable"),
     # how long, how much, how random
-    refused("algorithm: None", lambda: solve(algorithm=None), "algorithm", "None"),
     refused("algorithm: a wrong name", lambda: solve(algorithm="simfb"), "algorithm", "'simfb'"),
     refused("algorithm: its class", lambda: solve(algorithm=fb.SimFBO), "algorithm", "SimFBO"),
     refused("algorithm: not decorated", lambda: solve(algorithm=NotDecorated()), "@algorithm", "NotDecorated"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.command.options import (
     ByChance,
     ChunkSize,
@@ -61,12 +61,13 @@ LONGEST_ROUND = 24 * 3600  # seconds
 def run(
     task: TaskName,
     algorithms: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="One or more algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME.",
-            metavar="ALGORITHM...",
+            help="Algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME. "
+            "Unless given, fedpace, which needs no tuning, or fedbio-local for a local lower level.",
+            metavar="[ALGORITHM]...",
         ),
-    ],
+    ] = None,
     rounds: Rounds = None,
     steps: Steps = None,
     clients_per_round: ClientsPerRound = None,
@@ -98,7 +99,7 @@ def run(
     from fedbilevel.runs.options import RunOptions
 
     look = find_style(style)
-    task, algorithms = chosen(TASKS, task), [chosen(ALGORITHMS, name) for name in algorithms]
+    task, algorithms = chosen(TASKS, task), [chosen(ALGORITHMS, name) for name in algorithms or ()]
     labels = [label(name) for name in algorithms]
     if len(set(labels)) < len(labels):
         raise InputError(f"an algorithm is named twice in {' '.join(labels)}: name each once")
@@ -114,13 +115,16 @@ def run(
         loss_bound=loss_bound,
     )
     file = Settings.read(settings, task)
-    hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
     if federation is not None:
         _require_bundled(task, algorithms)
         knobs = _with_sites(federation, round_timeout, task, knobs)
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
+    if not algorithms:
+        built = Configuration.resolve(task, knobs, DEFAULTS["global"], {}, options, **place).built_task()
+        algorithms = [DEFAULTS[built.lower_level]]
+    hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
     _start(resolved, out or new_folder(task), force, look)
 
@@ -239,14 +243,17 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     except OSError as error:
         problem = f"{error.filename or directory}: {error.strerror or error}"
         fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+    ends = {folder.path.name: ended for folder in folders if (ended := folder.result)}
     curves = read([folder for folder in folders if folder.rows()])
     if curves:
         pictures = draw(curves, directory / "curves.png", style)
         console.print()
         console.print(table(curves))
-        ends = [ended for folder in folders if (ended := folder.result)]
-        for caveat in dict.fromkeys(c for ended in ends for c in ended.get("caveats", [])):
+        for caveat in dict.fromkeys(c for ended in ends.values() for c in ended.get("caveats", [])):
             say(f"note: {caveat}")
+        for name, ended in ends.items():
+            for line in ended.get("warnings", []):
+                say(f"warning: {name}: {line}")
         say(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}")
     if diverged:
         raise Diverged("\n".join(diverged))

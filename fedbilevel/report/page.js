@@ -339,6 +339,14 @@ function showNotes() {
   document.getElementById("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, note)));
 }
 
+function showWarnings() {
+  const lists = data.runs.filter((run) => run.warnings.length).map((run) => {
+    const lines = run.warnings.map((line) => element("li", {}, line));
+    return element("div", { class: "note" }, element("h3", {}, run.label), element("ul", {}, ...lines));
+  });
+  document.getElementById("warnings").replaceChildren(...lists);
+}
+
 function show() {
   const going = data.runs.filter((run) => run.status === "unfinished").length;
   const counted = (n, name) => (n ? [`${n} ${name}${n === 1 ? "" : "s"}`] : []);
@@ -348,6 +356,7 @@ function show() {
   for (const id of ["table", "curves", "configuration"]) document.getElementById(id).hidden = !data.runs.length;
   showNotes();
   showTable();
+  showWarnings();
   showControls();
   showCurves();
   showSweeps();

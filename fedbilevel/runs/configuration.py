@@ -102,8 +102,11 @@ class Configuration:
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
             )
-        task = _built(self.task_class(), label(self.task), tuple(self.knobs.items()), self.data)
-        return simulation(task, self.configured_algorithm(), **vars(self.options))
+        return simulation(self.built_task(), self.configured_algorithm(), **vars(self.options))
+
+    def built_task(self) -> Task:
+        """The task with its knobs and its data."""
+        return _built(self.task_class(), label(self.task), tuple(self.knobs.items()), self.data)
 
     def configured_algorithm(self) -> Algorithm:
         """The algorithm with its hyperparameters."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
+from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
@@ -75,6 +76,7 @@ class Result(TypedDict):
     status: Literal["finished", "diverged"]
     reason: NotRequired[str]  # of divergence
     caveats: NotRequired[list[str]]
+    warnings: NotRequired[list[str]]  # what looks wrong, with what to do
 
 
 class RunFolder:
@@ -296,10 +298,12 @@ class RunFolder:
                     stop.check()
                 os.fsync(metrics.fileno())
         except Diverged as error:
-            self._finish({"status": "diverged", "reason": str(error), "caveats": experiment.caveats()}, identity)
+            said = {"caveats": experiment.caveats(), "warnings": advice_on_data(experiment)}
+            self._finish({"status": "diverged", "reason": str(error), **said}, identity)
             raise
         self._write_checkpoint(moment, experiment, run, identity, rows)
-        self._finish({"status": "finished", "caveats": experiment.caveats(), **moment.row()}, identity)
+        warnings = [*advice_on_run(experiment, self.rows(), moment.state), *advice_on_data(experiment)]
+        self._finish({"status": "finished", "caveats": experiment.caveats(), "warnings": warnings, **moment.row()}, identity)
 
     def _require(self, identity: str) -> None:
         if not self.holds(identity):

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.engines.simulated import revealed
-from fedbilevel.errors import InputError, require
+from fedbilevel.errors import InputError, require, warn
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
+from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
@@ -38,7 +39,7 @@ def solve(
     *,
     lower: Iterable[Tree] | None = None,
     upper: Iterable[Tree] | None = None,
-    algorithm: Algorithm | str,
+    algorithm: Algorithm | str | None = None,
     rounds: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -68,6 +69,7 @@ def solve(
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: a name in `fedbilevel.ALGORITHMS`, or an instance; for a local lower level every client has its own y.
+            Unless given, it is `FedPace`, which needs no tuning, or `FedBiOLocal` for a `Task` with a local lower level.
         rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
@@ -83,10 +85,14 @@ def solve(
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.
 
+    Warns about what looks wrong, such as an x that hardly moved, once at the end, and about rows that are not scaled.
+
     Raises:
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
+    if algorithm is None:
+        algorithm = DEFAULTS[f.lower_level if isinstance(f, Task) else "global"]
     if isinstance(algorithm, str):
         name = chosen(ALGORITHMS, algorithm)
         algorithm = find(ALGORITHMS, "algorithm", name).configure(label(name), {})
@@ -116,6 +122,8 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
+    for line in advice_on_data(experiment):
+        warn(line)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
@@ -124,4 +132,6 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
+    for line in advice_on_run(experiment, history, final):
+        warn(line)
     return Solution(task.x_tree(final.x), task.y_tree(revealed(final.y)), history)

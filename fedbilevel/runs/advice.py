@@ -1,0 +1,125 @@
+"""What the numbers of a run say about its settings: a line for each thing that looks wrong, with what to do about it.
+
+The lines hold no numbers that change from run to run, so that Python shows each once for a loop of many solves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.population import Population
+from fedbilevel.core.sets import EVERYWHERE
+from fedbilevel.engines.simulated import SimulatedEngine, revealed
+from fedbilevel.runs.experiment import Experiment
+from fedbilevel.tasks.base import Task
+
+FEWEST_STEPS = 20  # fewer say nothing about where a run goes
+FELT = 2e-3  # of f: suited steps on x give at least 15 times that, steps a hundred times too small a third of it
+MOVED = 1e-2  # of |x₀|
+USED_UP = 0.1  # of the longest ∇h: what is left where x has nearly arrived
+NOTICED = 1e-3  # of a loss
+AT_BOUND = 0.9  # of the radius: clients project u before it is averaged
+LARGE = 1e3  # of a column of rows, or of the ratio of two columns
+LOOKED_AT = 1000  # rows
+Rows = Sequence[Mapping[str, Any]]  # of metrics
+
+
+def advice_on_run(experiment: Experiment, rows: Rows, state: Any) -> list[str]:
+    """The lines about a run that has ended in this state, with these rows of metrics."""
+    if rows[-1]["step"] < FEWEST_STEPS:
+        return []
+    task, start, end = experiment.task, np.asarray(experiment.task.x), np.asarray(state.x)
+    found = [u_bounded(rows, experiment.algorithm)]
+    if task.population.problem.sets.x == EVERYWHERE:  # within a set, ∇h may be long at a solution
+        found.append(x_unmoved(rows, start, end))
+    if not np.array_equal(start, end):  # otherwise f is not what the method descends
+        found.append(loss_risen(rows))
+    if isinstance(experiment.engine, SimulatedEngine):
+        found.append(lower_unfollowed(rows, task, state.x, revealed(state.y)))
+    return [line for line in found if line]
+
+
+def advice_on_data(experiment: Experiment) -> list[str]:
+    """The lines about the clients' rows, where this process has them; known before the run."""
+    return unscaled(experiment.engine.population) if isinstance(experiment.engine, SimulatedEngine) else []
+
+
+def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray) -> str:
+    """Whether x went nowhere: the most that its move can have changed f by is next to nothing, and ∇h is not used up.
+
+    Methods that do not report the length of ∇h, such as FedAvg, are not judged.
+    """
+    norms = [float(norm) for row in rows if (norm := row.get("hypergradient_norm")) is not None]
+    if not norms or norms[-1] <= USED_UP * max(norms):
+        return ""
+    move, size = np.linalg.norm(end - start), np.linalg.norm(start)
+    if max(norms) * move > FELT * _largest(rows, "upper_loss") or (size and move > MOVED * size):
+        return ""
+    return "x hardly moved. Multiply the step on x by ten until the run diverges, then divide it by three."
+
+
+def loss_risen(rows: Rows) -> str:
+    """Whether f ends above its start."""
+    if rows[-1]["upper_loss"] <= rows[0]["upper_loss"] + NOTICED * _largest(rows, "upper_loss"):
+        return ""
+    return "The upper loss ends above its start. Divide the step on x by ten; if it still rises, the steps on y and u too."
+
+
+def u_bounded(rows: Rows, algorithm: Algorithm) -> str:
+    """Whether u ends at the bound that its method sets."""
+    radius, norm = getattr(algorithm, "radius", None), rows[-1].get("u_norm")
+    if radius is None or norm is None or norm < AT_BOUND * radius:
+        return ""
+    return (
+        f"u ends at its bound, radius = {radius:g}, so x's direction is wrong. Divide the step on u by ten; "
+        "if it still ends there, raise radius or add weight decay to g."
+    )
+
+
+def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array) -> str:
+    """Whether y is no better for g at the last x than y₀ would be."""
+    at_start = float(task.evaluate(x, jnp.broadcast_to(task.y, y.shape))["lower_loss"])
+    at_end = rows[-1]["lower_loss"]
+    if not at_end > at_start - NOTICED * max(abs(at_start), abs(at_end)):
+        return ""
+    return (
+        "The lower level is not followed: at the last x, y is no better for g than where it started. Divide the step "
+        "on x by ten, or multiply that on y by ten if y hardly moved."
+    )
+
+
+def unscaled(population: Population) -> list[str]:
+    """Which arrays of rows have columns that are huge, or much wider than others."""
+    lines = {}
+    for level, shards in (("lower", population.lower), ("upper", population.upper)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(shards.rows):
+            if leaf.ndim < 2 or not leaf.size or not jnp.issubdtype(leaf.dtype, jnp.floating):
+                continue
+            name, what = jax.tree_util.keystr(path), _complaint(leaf)
+            if what and name not in lines:
+                lines[name] = f"The rows' {level}{name} {what}. Standardise its columns: subtract means, divide by deviations."
+    return list(lines.values())
+
+
+def _complaint(leaf: Array) -> str:
+    """What is wrong with an array's columns, as a predicate."""
+    picked = np.linspace(0, len(leaf) - 1, min(len(leaf), LOOKED_AT)).astype(int)
+    columns = np.asarray(leaf[picked], float).reshape(len(picked), -1)
+    if np.sqrt(np.mean(columns**2, 0)).max() >= LARGE:
+        return "has columns of 10³ or more"
+    away = np.abs(columns - columns.mean(0)).max(0)
+    varying = away > 1e-6 * np.abs(columns).max(0)
+    if leaf.ndim == 2 and varying.any() and columns.std(0).max() >= LARGE * away[varying].min():
+        return "has columns whose deviations differ by 10³ or more"
+    return ""
+
+
+def _largest(rows: Rows, name: str) -> float:
+    return max(abs(value) for row in rows if (value := row[name]) is not None)

@@ -1,0 +1,169 @@
+"""A run says what looks wrong about it, and says nothing where nothing does."""
+
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+import fedbilevel as fb
+from fedbilevel.report.page_data import contents
+from fedbilevel.runs.advice import advice_on_data, advice_on_run, unscaled
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.options import RunOptions
+from fedbilevel.tasks.base import Task
+
+X, LOSS, U, LOWER, ROWS = (
+    "x hardly moved",
+    "The upper loss ends above its start",
+    "u ends at its bound, radius = ",
+    "The lower level is not followed",
+    "Standardise its columns",
+)
+
+
+def lines(task, algorithm, values, rounds=200, **knobs):
+    experiment = Configuration.resolve(task, knobs, algorithm, values, RunOptions(rounds=rounds)).experiment()
+    moments = list(experiment.run())
+    rows = [moment.row() for moment in moments if moment.metrics is not None]
+    return [*advice_on_run(experiment, rows, moments[-1].state), *advice_on_data(experiment)]
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "values", "said"),
+    [
+        ("regularisation", "simfbo", dict(eta_x=0.02, gamma_x=0.02), [X]),  # SimFBO's own defaults, and a start away from 0
+        ("data-cleaning", "simfbo", dict(eta_x=0.02, gamma_x=0.02), [X]),  # and one at 0
+        ("regularisation", "simfbo", dict(gamma_x=1e-30), [X]),
+        ("data-cleaning", "simfbo", dict(gamma_y=1e-7, eta_y=1e-7), [U, LOWER]),
+        ("regularisation", "simfbo", dict(radius=0.1), [U]),
+    ],
+)
+def test_what_looks_wrong_is_said(task, algorithm, values, said):
+    found = lines(task, algorithm, values)
+    assert len(found) == len(said) and all(start in line for start, line in zip(said, found, strict=True)), found
+
+
+@pytest.mark.parametrize("algorithm", ["fedpace", "simfbo", "mefbo", "fedavg"])
+@pytest.mark.parametrize("task", ["regularisation", "quadratic", "valley", "data-cleaning"])
+def test_suited_settings_give_no_warning(task, algorithm):
+    assert lines(task, algorithm, {}) == []
+
+
+def test_a_local_lower_level_with_suited_settings_gives_no_warning():
+    assert lines("quadratic", "fedbio-local", {}, lower_level="local") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedbioacc", "fedavg"])
+def test_the_demo_gives_no_warning(algorithm):
+    assert lines("data-cleaning", algorithm, {}, 1000) == []
+
+
+def test_a_few_steps_say_nothing():
+    assert lines("regularisation", "simfbo", dict(gamma_x=1e-30), rounds=10) == []
+
+
+# --- solve -----------------------------------------------------------------------------------------------------------------
+
+
+def f(x, y, rows):
+    return jnp.mean(jax.nn.softplus((1 - 2 * rows["label"]) * (rows["features"] @ y)))
+
+
+def g(x, y, rows):
+    return f(x, y, rows) + jnp.sum(jnp.exp(x) * y**2)
+
+
+def hospitals(scaled):
+    features, labels = load_breast_cancer(return_X_y=True)
+    if scaled:
+        features = (features - features.mean(0)) / features.std(0)
+    parts = np.split(np.arange(len(labels)), [60, 180, 260, 420])
+    return [{"features": features[part], "label": labels[part]} for part in parts]
+
+
+def solve(scaled=True, **options):
+    return fb.solve(f, g, jnp.zeros(30), jnp.zeros(30), lower=hospitals(scaled), **options)
+
+
+def test_solve_warns_at_the_line_that_called_it_and_once_for_a_loop():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for step in (1e-6, 1e-5, 1e-4):
+            solve(algorithm=fb.SimFBO(gamma_x=step), rounds=50)
+    (warning,) = caught
+    assert X in str(warning.message) and warning.filename == __file__
+
+
+def test_raw_columns_are_named():
+    with pytest.warns(UserWarning, match=r"The rows' lower\['features'\] has columns of 10³ or more") as caught:
+        solve(scaled=False, algorithm=fb.SimFBO(), rounds=10)
+    assert len(caught) == 1
+
+
+def test_a_loss_that_ends_above_its_start():
+    """x is pushed up by f, and y cannot follow a step on x that is far too large."""
+    with pytest.warns(UserWarning) as caught:
+        fb.solve(
+            lambda x, y, rows: jnp.mean((y - 1) ** 2) - 0.01 * jnp.sum(x),
+            lambda x, y, rows: jnp.mean(rows) * jnp.mean((y - x) ** 2),
+            jnp.zeros(2),
+            jnp.zeros(2),
+            lower=[np.ones(3)] * 2,
+            algorithm=fb.SimFBO(gamma_x=0.5, gamma_y=0.5, gamma_u=1e-9),
+            rounds=2000,
+        )
+    assert any(LOSS in str(warning.message) for warning in caught)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------------
+
+
+def found_in(rows):
+    return unscaled(Task.of(f, g, jnp.zeros(1), jnp.zeros(1), lower=[rows]).population)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.random.default_rng(0).normal(2000, 1, (50, 3)), "has columns of 10³ or more"),
+        (np.random.default_rng(0).normal(0, [1, 1e-4], (50, 2)), "has columns whose deviations differ by 10³ or more"),
+    ],
+)
+def test_rows_that_are_not_scaled(values, said):
+    assert found_in({"a": values}) == [
+        f"The rows' lower['a'] {said}. Standardise its columns: subtract means, divide by deviations."
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(0).normal(size=(50, 3)),
+        np.concatenate([np.zeros((4000, 2)), [[1.0, 4 / 255]]]),  # pixels that are hardly ever lit
+        np.stack([np.ones(50), np.linspace(-1, 1, 50)], 1),  # a column of ones
+        np.full((5, 2), 3000),  # whole numbers may be labels
+        np.linspace(0, 1e4, 50),  # not a table
+    ],
+)
+def test_rows_that_may_stay_as_they_are(values):
+    assert found_in({"a": values}) == []
+
+
+# --- where it is shown -------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_the_lines_and_the_page_has_them(run, tmp_path):
+    code, out, err = run("run", "regularisation", "simfbo", "fedavg", "--set", "radius=0.1", "--rounds", "60", "--out", "here")
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("warning: ")]
+    assert line.startswith(f"warning: simfbo: {U}")
+    stored = json.loads((tmp_path / "here/simfbo/result.json").read_text())["warnings"]
+    assert line == f"warning: simfbo: {stored[0]}"
+    shown = {run["label"]: run["warnings"] for run in contents(RunFolder.find(tmp_path / "here"))["runs"]}
+    assert sorted(shown.values()) == [[], stored]
