@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
+    __version__: str
+
     from fedbilevel.algorithms.base import Algorithm as Algorithm
     from fedbilevel.algorithms.base import algorithm as algorithm
     from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
@@ -82,6 +84,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _ALGORITHMS:
         return _ALGORITHMS[name].load()
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("fedbilevel")
     if name in _MODULES:
         return getattr(importlib.import_module(f"fedbilevel.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

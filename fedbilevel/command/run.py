@@ -30,6 +30,7 @@ from fedbilevel.command.options import (
     assignments,
     budget,
     by_algorithm,
+    completing,
     console,
     data_folder,
     fail,
@@ -64,6 +65,7 @@ def run(
         list[str],
         typer.Argument(
             help="One or more algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME.",
+            autocompletion=completing(ALGORITHMS),
             metavar="ALGORITHM...",
         ),
     ],
