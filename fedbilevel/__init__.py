@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
+    from fedbilevel.library.solution import Solution as Solution
+    from fedbilevel.library.solution import load as load
+    from fedbilevel.library.solve import solve as solve
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
-    from fedbilevel.runs.solve import Solution as Solution
-    from fedbilevel.runs.solve import solve as solve
     from fedbilevel.settings import choice as choice
     from fedbilevel.settings import count as count
     from fedbilevel.settings import flag as flag
@@ -64,7 +65,8 @@ _MODULES = {
         "core.problem": ["Pair", "Point", "Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
-        "runs.solve": ["Solution", "solve"],
+        "library.solution": ["Solution", "load"],
+        "library.solve": ["solve"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
         "tasks.declare": ["task"],

@@ -215,10 +215,10 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
 
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
-    from fedbilevel.command import progress
     from fedbilevel.report.curve_picture import draw
     from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
+    from fedbilevel.runs import progress
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
     diverged, configurations = [], [folder.configuration for folder in folders]  # all are readable before any is run

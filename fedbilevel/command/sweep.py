@@ -131,8 +131,8 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.command.progress import Pace, counted
     from fedbilevel.report import grid_picture
+    from fedbilevel.runs.progress import Pace, counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 

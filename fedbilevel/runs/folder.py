@@ -4,6 +4,7 @@ config.json       the resolved configuration, the versions it ran with, and the 
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             its x, for reports
+solution.npz      its x and y as the user's trees, with an array for each leaf, named by its path
 result.json       how the run ended: finished, or diverged and why
 
 Several runs that begin together are subfolders of one folder. While their configurations are written, it holds
@@ -27,6 +28,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import jax
 import numpy as np
 
+from fedbilevel.core.problem import Tree
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.checkpoint import Checkpoint
@@ -35,11 +37,12 @@ from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, check_row
 from fedbilevel.runs.stopping import StopRequest
+from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.runs.versions import versions_here
 from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
 
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "sites.json", "stop")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "solution.npz", "result.json", "job.json", "sites.json", "stop")
 STARTING = "starting.json"
 
 
@@ -222,6 +225,13 @@ class RunFolder:
         file = self.path / "x.npy"
         return read_array(file) if file.exists() else None
 
+    def point(self) -> dict[str, Tree]:
+        """x and y at the newest checkpoint, as the user's trees; `InputError` if there is none."""
+        file = self.path / "solution.npz"
+        if not file.exists():
+            raise InputError(f"{self.path} has no x and y yet: it has not reached a checkpoint, or version 0.1 wrote it")
+        return read_trees(file)[0]
+
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
         """The run at its newest checkpoint, with a state for this experiment; None if there is no checkpoint."""
         stored = self._stored()
@@ -317,3 +327,4 @@ class RunFolder:
         x = io.BytesIO()
         np.save(x, np.asarray(moment.state.x), allow_pickle=False)
         write_atomically(self.path / "x.npy", x.getvalue())
+        write_atomically(self.path / "solution.npz", encoded(experiment.point(moment)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax import Array
 
@@ -12,22 +12,13 @@ from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
-from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import InputError, require
+from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
-
-
-class Solution(NamedTuple):
-    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
-    each has its own), and the metrics along the way, a dictionary for each time they were due."""
-
-    x: Tree
-    y: Tree
-    history: list[dict[str, float | None]]
 
 
 def solve(
@@ -119,9 +110,9 @@ def solve(
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
-        final = moment.state
+        final = moment
         if moment.metrics is not None:
             history.append(moment.row())
         if observe:
             observe(moment)
-    return Solution(task.x_tree(final.x), task.y_tree(revealed(final.y)), history)
+    return Solution(**experiment.point(final), history=history)
