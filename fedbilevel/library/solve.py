@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from jax import Array
@@ -13,6 +14,7 @@ from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require
+from fedbilevel.library.recorded import recorded
 from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
@@ -45,6 +47,7 @@ def solve(
     products: str = "default",
     loss_bound: float = 1e6,
     observe: Callable[[Snapshot], None] | None = None,
+    out: str | Path | None = None,
 ) -> Solution:
     """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
 
@@ -73,6 +76,8 @@ def solve(
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.
+        out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
+            done. `fedbilevel resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
 
     Raises:
         InputError: something given cannot be used.
@@ -107,6 +112,8 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
+    if out is not None:
+        return recorded(experiment, Path(out), participation is None, observe)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():

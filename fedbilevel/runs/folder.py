@@ -61,15 +61,14 @@ class Beginning:
     @classmethod
     def of(cls, configuration: Configuration) -> Beginning:
         """The beginning of a run that starts now."""
-        return cls(
-            configuration.plain(),
-            versions_here(*configuration.packages()),
-            jax.numpy.zeros(()).dtype.itemsize,
-            secrets.token_hex(8),
-            hashes(configuration.names()),
-            configuration.task_class().headline,
-            list(configuration.configured_algorithm().diagnostics()),
-        )
+        diagnostics = list(configuration.configured_algorithm().diagnostics())
+        return cls.now(configuration, hashes(configuration.names()), configuration.task_class().headline, diagnostics)
+
+    @classmethod
+    def now(cls, configuration: Configuration, code: Hashes, headline: str, diagnostics: Sequence[str]) -> Beginning:
+        """The same where these are known, without building what the configuration describes."""
+        versions, size = versions_here(*configuration.packages()), jax.numpy.zeros(()).dtype.itemsize
+        return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics)
 
 
 class Result(TypedDict):
@@ -95,13 +94,7 @@ class RunFolder:
         parent = next(iter(runs)).parent
         cls.complete(parent)
         for path in runs:
-            require_place(path, "sweep.json")
-            if (path / "config.json").exists() and not force:
-                raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
-            for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
-                if (path / by).exists():
-                    with locked(path, by):
-                        pass
+            cls(path)._require_free(force)
         require_place(parent, "sweep.json", "config.json")
         begin = {path: Beginning.of(configuration) for path, configuration in runs.items()}
         if len(runs) == 1:
@@ -130,6 +123,20 @@ class RunFolder:
         begun = [run if run.holds(b.identity) else run._begin(b) for run, b in begin.items()]
         plan.unlink()
         return begun
+
+    def begin(self, beginning: Beginning) -> RunFolder:
+        """Begin one run in a folder that holds none."""
+        self._require_free(force=False)
+        return self._begin(beginning)
+
+    def _require_free(self, force: bool) -> None:
+        require_place(self.path, "sweep.json")
+        if (self.path / "config.json").exists() and not force:
+            raise InputError(f"{self.path} already holds a run: resume it, choose another --out, or replace it with --force")
+        for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
+            if (self.path / by).exists():
+                with locked(self.path, by):
+                    pass
 
     def _begin(self, beginning: Beginning) -> RunFolder:
         for name in FILES:
