@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +35,6 @@ def small(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     spec = importlib.util.spec_from_file_location("mine_for_recorded", tmp_path / "mine.py")
     module = importlib.util.module_from_spec(spec)
-    import sys
-
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     yield module.small
@@ -70,10 +69,11 @@ def test_a_folder_changes_no_number_and_is_one_that_the_commands_read(run, small
         fb.solve(small().build(), algorithm=STEPS, rounds=30, out=tmp_path / "mine")
 
 
-def test_ctrl_c_keeps_what_is_done_and_resume_ends_with_the_same_bits(run, small, tmp_path):
+def test_ctrl_c_keeps_what_is_done_and_resume_ends_with_the_same_bits(run, small, tmp_path, capsys):
     whole = fb.solve(small().build(), algorithm="simfbo", rounds=40)
     with pytest.raises(KeyboardInterrupt):
         fb.solve(small().build(), algorithm="simfbo", rounds=40, out=tmp_path / "mine", observe=stopping_at(8))
+    assert capsys.readouterr().err.endswith(f"stopped; continue with: fedbilevel resume {tmp_path / 'mine'}\n")
     assert len(fb.load(tmp_path / "mine").history) < len(whole.history)
     code, _, err = run("resume", "mine")
     assert (code, err) == (0, "")
@@ -82,7 +82,7 @@ def test_ctrl_c_keeps_what_is_done_and_resume_ends_with_the_same_bits(run, small
     assert without_time(found.history) == without_time(whole.history)
 
 
-def test_what_no_file_describes_keeps_its_numbers_and_is_not_resumed(run, tmp_path):
+def test_what_no_file_describes_keeps_its_numbers_and_is_not_resumed(run, tmp_path, capsys):
     def f(x, y, rows):
         return jnp.mean((y - rows) ** 2) + x**2
 
@@ -92,6 +92,7 @@ def test_what_no_file_describes_keeps_its_numbers_and_is_not_resumed(run, tmp_pa
     start = dict(lower=[jnp.ones(3)] * 2, algorithm=STEPS, rounds=40, out=tmp_path / "mine")
     with pytest.raises(KeyboardInterrupt):
         fb.solve(f, g, jnp.ones(()), jnp.zeros(()), **start, observe=stopping_at(8))
+    assert capsys.readouterr().err.endswith(f"stopped; what is done is in {tmp_path / 'mine'}\n")
     assert fb.load(tmp_path / "mine").history
     code, _, err = run("resume", "mine")
     assert code == 2 and "its task was made in Python, and no file describes it" in err and err.count("\n") == 1

@@ -40,11 +40,8 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
     headline = declared.settings.headline if declared else LOSSES[0]
     code = executed_hashes(() if is_unnamed(configuration.task) else configuration.names())
     beginning = Beginning.now(configuration, code, headline, list(experiment.algorithm.diagnostics()))
-    folder, console, last = (
-        RunFolder(out).begin(beginning),
-        Console(stderr=True, highlight=False, markup=False),
-        list[Snapshot](),
-    )
+    folder, last = RunFolder(out).begin(beginning), list[Snapshot]()
+    console = Console(stderr=True, highlight=False, markup=False)
 
     def note(moment: Snapshot) -> None:
         last[:] = [moment]
@@ -56,7 +53,8 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
         with _stop_request() as stop, progress.shown(console, configuration, headline) as show:
             folder.execute(stop, note, experiment=experiment)
     except Interrupted as interrupted:
-        console.print(f"stopped; what is done is in {out}", soft_wrap=True)
+        then = f"what is done is in {out}" if is_unnamed(configuration.task) else f"continue with: fedbilevel resume {out}"
+        console.print(f"stopped; {then}", soft_wrap=True)
         signal.raise_signal(interrupted.signum)
     return Solution(**experiment.point(last[0]), history=folder.rows())
 
@@ -91,8 +89,10 @@ def _name_of_algorithm(algorithm: Algorithm) -> str:
     cls = type(algorithm)
     if not is_ours(cls):
         return _name_in_file(cls)
-    entries = {name: entry for name, entry in ALGORITHMS.bundled.items() if entry.load() is cls}
-    return next(name for name, e in entries.items() if all(getattr(algorithm, k) == v for k, v in e.preset.items()))
+    for name, entry in ALGORITHMS.bundled.items():
+        if entry.load() is cls and all(getattr(algorithm, setting) == value for setting, value in entry.preset.items()):
+            return name
+    return f"<{cls.__name__}>"
 
 
 def _name_in_file(cls: type) -> str:
