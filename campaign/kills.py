@@ -29,7 +29,7 @@ REPRODUCE = "reproduce mine --plans plans --out new"
 STARTS = {  # the command, how many writes it makes, and what continues it
     "a run": (f"run quadratic simfbo {KNOBS} --rounds 6 --every 2 --out out", 17, "resume out"),
     "two runs": (f"run quadratic simfbo fedbio {KNOBS} --rounds 6 --every 2 --out out", 34, "resume out"),
-    "a run in place of another": (REPLACE, 20, REPLACE),
+    "a run in place of another": (REPLACE, 21, REPLACE),
     "a stopped run": ("resume stopped", 13, "resume stopped"),
     "a sweep": (f"sweep quadratic simfbo {KNOBS} --rounds 4 --every 2 {GRID} --by upper_loss --out out", 14, "resume out"),
     "a reproduction": (REPRODUCE, 17, REPRODUCE),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
+    from fedbilevel.library.report_page import write_report as write_report
     from fedbilevel.library.solution import Solution as Solution
     from fedbilevel.library.solution import load as load
     from fedbilevel.library.solve import solve as solve
@@ -65,6 +66,7 @@ _MODULES = {
         "core.problem": ["Pair", "Point", "Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
+        "library.report_page": ["write_report"],
         "library.solution": ["Solution", "load"],
         "library.solve": ["solve"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],

@@ -65,6 +65,9 @@ def test_a_folder_changes_no_number_and_is_one_that_the_commands_read(run, small
     assert stored["configuration"]["knobs"] == {"weight": 2.0} and list(stored["code"]) == [str(tmp_path / "mine.py")]
     for command in ("compare", "report"):
         assert run(command, "mine")[0] == 0
+    assert "<html" in fb.write_report(tmp_path / "mine", out=tmp_path / "page.html").read_text(encoding="utf-8")
+    with pytest.raises(fb.InputError, match=r"the page's name must end in .html; given: page"):
+        fb.write_report(tmp_path / "mine", out="page")
     with pytest.raises(fb.InputError, match="already holds a run"):
         fb.solve(small().build(), algorithm=STEPS, rounds=30, out=tmp_path / "mine")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +15,6 @@ from fedbilevel.report.styles import find_style
 
 if TYPE_CHECKING:
     from fedbilevel.report.curves import Curve
-    from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.folder import SweepFolder
 
 Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
@@ -29,13 +26,9 @@ def report(
     open_: Open = False,
 ) -> None:
     """Write one HTML file with the runs' numbers, curves, data and settings; it needs no network."""
-    if out.suffix != ".html":
-        raise InputError(f"the page's name must end in .html; given: {out}")
-    from fedbilevel.report.page import page
-    from fedbilevel.report.page_data import contents
-    from fedbilevel.runs.files import write_atomically
+    from fedbilevel.library.report_page import write_report
 
-    write_atomically(out, page(contents(*_found(directories))).encode())
+    write_report(*directories, out=out)
     say(f"page: {out}")
     if open_:
         typer.launch(out.resolve().as_uri())
@@ -47,12 +40,13 @@ def watch(
     open_: Open = False,
 ) -> None:
     """Serve a page of runs in progress, to this machine only; it updates itself. Ctrl-C ends it."""
+    from fedbilevel.library.report_page import found
     from fedbilevel.report.page_data import contents
     from fedbilevel.report.watch import PageServer
 
     when_a_pipe_closes(signal.SIG_IGN)  # closing the page must not end the server
-    _found([directory])
-    with PageServer(lambda: contents(*_found([directory])), port) as server:
+    found([directory])
+    with PageServer(lambda: contents(*found([directory])), port) as server:
         say(f"page: {server.url} (Ctrl-C ends it)")
         if open_:
             typer.launch(server.url)
@@ -91,12 +85,3 @@ def _plain(curve: Curve) -> dict[str, Any]:
     last = curve.rows[-1]
     traffic = {f"megabytes_{direction}": curve.megabytes(last, direction) for direction in ("up", "down")}
     return {"label": curve.label, "status": curve.status, "headline": curve.headline, "last": last, **traffic}
-
-
-def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
-    from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.folder import SweepFolder
-
-    swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
-    runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]
-    return runs, [SweepFolder(directory) for directory in swept]
