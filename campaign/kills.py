@@ -27,10 +27,10 @@ GRID = "--grid gamma_x=0.01,0.02"
 REPLACE = "run quadratic fedbioacc --rounds 5 --out taken --force"
 REPRODUCE = "reproduce mine --plans plans --out new"
 STARTS = {  # the command, how many writes it makes, and what continues it
-    "a run": (f"run quadratic simfbo {KNOBS} --rounds 6 --every 2 --out out", 15, "resume out"),
-    "two runs": (f"run quadratic simfbo fedbio {KNOBS} --rounds 6 --every 2 --out out", 30, "resume out"),
-    "a run in place of another": (REPLACE, 18, REPLACE),
-    "a stopped run": ("resume stopped", 11, "resume stopped"),
+    "a run": (f"run quadratic simfbo {KNOBS} --rounds 6 --every 2 --out out", 17, "resume out"),
+    "two runs": (f"run quadratic simfbo fedbio {KNOBS} --rounds 6 --every 2 --out out", 34, "resume out"),
+    "a run in place of another": (REPLACE, 21, REPLACE),
+    "a stopped run": ("resume stopped", 13, "resume stopped"),
     "a sweep": (f"sweep quadratic simfbo {KNOBS} --rounds 4 --every 2 {GRID} --by upper_loss --out out", 14, "resume out"),
     "a reproduction": (REPRODUCE, 17, REPRODUCE),
     "a reproduction that is tuned": (f"{REPRODUCE} --tune", 27, f"{REPRODUCE} --tune"),

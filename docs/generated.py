@@ -124,7 +124,7 @@ def _escaped(text: str) -> str:
 def _settings(name: str, entry: Entry) -> str:
     head = [field.replace("_", " ") for field in Explained._fields]
     rows = [head, ["---"] * len(head)]
-    rows += [[f"`{row.setting}`", *map(_escaped, row[1:])] for row in explained(name, entry)]
+    rows += [[f"`{row.setting}`", *map(_escaped, map(str, row[1:]))] for row in explained(name, entry)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

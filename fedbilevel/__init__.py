@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fedbilevel.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
+    __version__: str
+
     from fedbilevel.algorithms.base import Algorithm as Algorithm
     from fedbilevel.algorithms.base import algorithm as algorithm
     from fedbilevel.algorithms.fedavg import FedAvg as FedAvg
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
     from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
+    from fedbilevel.library.report_page import write_report as write_report
+    from fedbilevel.library.solution import Solution as Solution
+    from fedbilevel.library.solution import load as load
+    from fedbilevel.library.solve import solve as solve
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
-    from fedbilevel.runs.solve import Solution as Solution
-    from fedbilevel.runs.solve import solve as solve
     from fedbilevel.settings import choice as choice
     from fedbilevel.settings import count as count
     from fedbilevel.settings import flag as flag
@@ -62,7 +66,9 @@ _MODULES = {
         "core.problem": ["Pair", "Point", "Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
-        "runs.solve": ["Solution", "solve"],
+        "library.report_page": ["write_report"],
+        "library.solution": ["Solution", "load"],
+        "library.solve": ["solve"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
         "tasks.declare": ["task"],
@@ -82,6 +88,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name in _ALGORITHMS:
         return _ALGORITHMS[name].load()
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("fedbilevel")
     if name in _MODULES:
         return getattr(importlib.import_module(f"fedbilevel.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fedbilevel' has no attribute {name!r}")

@@ -52,6 +52,11 @@ def is_reference(name: str) -> bool:
     return REFERENCE.fullmatch(name) is not None
 
 
+def is_unnamed(name: str) -> bool:
+    """Whether it stands for something made in Python that neither a table nor a file describes."""
+    return name.startswith("<")
+
+
 def label(name: str) -> str:
     """The name alone, without the file."""
     found = REFERENCE.fullmatch(name)
@@ -90,6 +95,15 @@ def load(path: Path) -> types.ModuleType:
 def hashes(names: Iterable[str]) -> dict[str, list[str]]:
     """The SHA-256 of every file among the names, as this process has loaded it."""
     return {str(path): [_loaded(path)[0]] for path in map(_path, filter(is_reference, names))}
+
+
+def executed_hashes(names: Iterable[str]) -> dict[str, list[str]]:
+    """The same for files that the user has executed, as by importing them, and so allows; this executes none again."""
+    found = {}
+    for path in map(_path, filter(is_reference, names)):
+        found[str(path)] = [_sha256(read_bytes(path))]
+        _allow(path, found[str(path)][0])
+    return found
 
 
 def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, trusted: bool = False) -> Hashes:

@@ -109,6 +109,8 @@ def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
         if own in table:
             raise InputError(f"{path} has a {what} {own!r}, and so has {table[own].package or 'fedbilevel'}: rename yours")
         return Entry(own_code.load(Path(path)).__name__, own, "", path)
+    if own_code.is_unnamed(name):
+        raise InputError(f"its {what} was made in Python, and no file describes it: the run cannot be resumed, begin it again")
     if name not in table:
         raise InputError(f"there is no {what} {name!r}{nearest(name, table)}")
     return table[name]
@@ -116,7 +118,7 @@ def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
 
 def require_known(table: Registry, name: str) -> None:
     """Raise `InputError` unless there is such a name; a file is not opened."""
-    if not own_code.is_reference(name):
+    if not (own_code.is_reference(name) or own_code.is_unnamed(name)):
         find(table, table.kind, name)
 
 

@@ -8,8 +8,7 @@ from jax import lax
 from rich.console import Console
 
 import fedbilevel as fb
-from fedbilevel.command import progress
-from fedbilevel.runs import duration
+from fedbilevel.runs import duration, progress
 
 LONGEST = 2**31 - 1  # of a loop
 

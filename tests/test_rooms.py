@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OF_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # the public methods of named tuples
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_repr_html_"}  # the methods of named tuples, and one of notebooks
 FILES = sorted(p for folder in ("fedbilevel", "tests", "benchmarks", "docs", "examples") for p in (ROOT / folder).rglob("*.py"))
 
 
 def is_private(name):
-    return name.startswith("_") and not name.startswith("__") and name not in OF_TUPLES
+    return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
 
 
 def defined_in(tree):
@@ -53,4 +53,4 @@ def test_the_root_of_the_package_holds_five_modules_at_most():
     modules = {p.stem for p in (ROOT / "fedbilevel").glob("*.py")} - {"__init__", "__main__"}
     assert len(modules) <= 5
     rooms = {p.name for p in (ROOT / "fedbilevel").iterdir() if (p / "__init__.py").exists()}
-    assert rooms == {"core", "algorithms", "tasks", "engines", "runs", "report", "federation", "command"}
+    assert rooms == {"core", "algorithms", "tasks", "engines", "runs", "report", "library", "federation", "command"}

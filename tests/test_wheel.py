@@ -19,7 +19,7 @@ def test_a_wheel_works_in_an_empty_environment(tmp_path):
     )
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"fedbilevel/report/page.js", "fedbilevel/command/templates/task.py.txt"} <= set(names)
+    assert {"fedbilevel/py.typed", "fedbilevel/report/page.js", "fedbilevel/command/templates/task.py.txt"} <= set(names)
     assert not any(name.startswith(("tests", "docs", "examples")) for name in names)
     assert len(list((tmp_path / "dist").glob("*.tar.gz"))) == 1
 

@@ -8,13 +8,14 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.own_code import is_ours
 from fedbilevel.registry import Entry
 from fedbilevel.settings import settings
+from fedbilevel.user_files import Scalar
 
 
 class Explained(NamedTuple):
     """One setting, in words."""
 
     setting: str
-    default: str
+    default: Scalar
     meaning: str
     must_be: str
     default_from: str
@@ -32,5 +33,5 @@ def explained(name: str, entry: Entry) -> list[Explained]:
         elif field in {**entry.defaults, **entry.ours}:
             source = entry.paper if field in entry.defaults else "ours"
         default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
-        rows.append(Explained(field, str(default), setting.meaning, setting.wanted, source))
+        rows.append(Explained(field, default, setting.meaning, setting.wanted, source))
     return rows

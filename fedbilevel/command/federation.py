@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedbilevel.command.options import option, say, target
+from fedbilevel.command.options import Json, option, say, say_json, target
 from fedbilevel.errors import InputError
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import DEFAULT_PORT, SERVER, Federation, found
@@ -79,13 +79,16 @@ def demo(out: Annotated[Path, option(target, "Folder to write.")] = Path("runs/f
 
 
 @app.command()
-def status(folder: Folder) -> None:
+def status(folder: Folder, json: Json = False) -> None:
     """Show which sites are connected and how many jobs are running."""
     from fedbilevel.federation.session import Session
 
     federation = Federation.read(folder)
     with Session.open(federation, say) as session:
         connected, jobs = session.connected(), session.running()
+    if json:
+        sites = [{"name": name, "connected": name in connected} for name in federation.sites]
+        return say_json({"host": federation.host, "port": federation.port, "running_jobs": len(jobs), "sites": sites})
     say(f"server {federation.host}:{federation.port}: up, {len(jobs)} running job{'s' * (len(jobs) != 1)}")
     for name in federation.sites:
         say(f"  {name}: {'connected' if name in connected else 'not connected'}")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from fedbilevel.command import compilation, data, federation, new, report, reproduce, run, show, sweep
-from fedbilevel.command.options import fail
+from fedbilevel.command.options import fail, say, when_a_pipe_closes
 from fedbilevel.errors import Diverged, InputError, in_one_line, in_words, place
 
 LONGEST = 2000  # characters in a message, which may quote any input
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
 app.command("demo")(run.demo)
 app.command("resume")(run.resume)
@@ -31,9 +32,26 @@ for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import fedbilevel
+
+        say(f"fedbilevel {fedbilevel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _command(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated bilevel optimization: run algorithms on tasks, compare them, and deploy them."""
+
+
 def main() -> None:
     """Run the command; what the user can fix, also in their own code, is reported in one line, with exit code 2."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    when_a_pipe_closes(signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # it is None if it was closed
             stream.reconfigure(errors="backslashreplace")  # file names need not be text, and a terminal may not know η

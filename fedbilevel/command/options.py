@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,11 @@ console = Console(highlight=False, markup=False, width=None if sys.stdout and sy
 def say(line: str) -> None:
     """Print text whose lines may be longer than the screen is wide."""
     console.print(line, soft_wrap=True)
+
+
+def say_json(value: Any) -> None:
+    """Print a value for other programs."""
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def whole(text: str) -> int:
@@ -60,8 +67,17 @@ def option(parser: Callable[[str], Any], help: str) -> Any:
     return typer.Option(parser=parser, metavar=METAVARS[parser.__name__], help=help)
 
 
+def completing(*tables: Mapping[str, Any]) -> Callable[[str], list[str]]:
+    """What a shell may put for the beginning of a name in one of the tables."""
+    return lambda incomplete: [name for table in tables for name in table if name.startswith(incomplete)]
+
+
 TaskName = Annotated[
-    str, typer.Argument(help="What to solve: a name in 'fedbilevel list', or your own FILE.py or FILE.py:NAME.")
+    str,
+    typer.Argument(
+        help="What to solve: a name in 'fedbilevel list', or your own FILE.py or FILE.py:NAME.",
+        autocompletion=completing(TASKS),
+    ),
 ]
 Rounds = Annotated[int | None, option(whole, "Budget of communication rounds, the same for every algorithm. [1000]")]
 Steps = Annotated[int | None, option(whole, "Number of outer steps instead of rounds.")]
@@ -76,6 +92,7 @@ LossBound = Annotated[float, option(number, "A loss above this counts as diverge
 Data = Annotated[str, typer.Option(help="Folder of data sets, searched before $FEDBILEVEL_DATA and your cache folder.")]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs, instead of text.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run or sweep in the folder.")]
 
 
@@ -167,6 +184,12 @@ def note_changes(began: Path, changes: str) -> None:
     """Say what has changed since something that is now continued began, if anything has."""
     if changes:
         say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
+
+
+def when_a_pipe_closes(action: signal.Handlers) -> None:
+    """Choose what happens when the reader of our output goes away; Windows has no such signal."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, action)
 
 
 def warn(message: str) -> None:

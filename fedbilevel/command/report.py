@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbilevel.command.options import Look, console, picture_path, say
+from fedbilevel.command.options import Json, Look, console, picture_path, say, say_json, when_a_pipe_closes
 from fedbilevel.errors import InputError
 from fedbilevel.report.styles import find_style
 
 if TYPE_CHECKING:
-    from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.folder import SweepFolder
+    from fedbilevel.report.curves import Curve
 
 Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
@@ -28,13 +26,9 @@ def report(
     open_: Open = False,
 ) -> None:
     """Write one HTML file with the runs' numbers, curves, data and settings; it needs no network."""
-    if out.suffix != ".html":
-        raise InputError(f"the page's name must end in .html; given: {out}")
-    from fedbilevel.report.page import page
-    from fedbilevel.report.page_data import contents
-    from fedbilevel.runs.files import write_atomically
+    from fedbilevel.library.report_page import write_report
 
-    write_atomically(out, page(contents(*_found(directories))).encode())
+    write_report(*directories, out=out)
     say(f"page: {out}")
     if open_:
         typer.launch(out.resolve().as_uri())
@@ -46,12 +40,13 @@ def watch(
     open_: Open = False,
 ) -> None:
     """Serve a page of runs in progress, to this machine only; it updates itself. Ctrl-C ends it."""
+    from fedbilevel.library.report_page import found
     from fedbilevel.report.page_data import contents
     from fedbilevel.report.watch import PageServer
 
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # closing the page must not end the server
-    _found([directory])
-    with PageServer(lambda: contents(*_found([directory])), port) as server:
+    when_a_pipe_closes(signal.SIG_IGN)  # closing the page must not end the server
+    found([directory])
+    with PageServer(lambda: contents(*found([directory])), port) as server:
         say(f"page: {server.url} (Ctrl-C ends it)")
         if open_:
             typer.launch(server.url)
@@ -63,6 +58,7 @@ def compare(
     directories: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.", metavar="DIR...")],
     out: Annotated[Path, typer.Option(help="The picture to write; PNG and SVG are always written.")] = Path("comparison.png"),
     style: Look = "screen",
+    json: Json = False,
 ) -> None:
     """Show runs side by side, as a table and a picture."""
     picture_path(out)
@@ -72,19 +68,20 @@ def compare(
     from fedbilevel.report.table import table
     from fedbilevel.runs.folder import RunFolder
 
-    curves = read([folder for directory in directories for folder in RunFolder.find(directory)])
+    folders = [folder for directory in directories for folder in RunFolder.find(directory)]
+    curves = read(folders)
     headlines = sorted({curve.headline for curve in curves})
     if len(headlines) > 1:
         raise InputError(f"the runs' main metrics are {' and '.join(headlines)}: compare runs of one kind of task")
     written = draw(curves, out, look)
+    if json:
+        runs = [{"folder": str(folder.path), **_plain(curve)} for folder, curve in zip(folders, curves, strict=True)]
+        return say_json({"runs": runs, "pictures": list(map(str, written))})
     console.print(table(curves))
     say(f"pictures: {', '.join(map(str, written))}")
 
 
-def _found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
-    from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.sweeps.folder import SweepFolder
-
-    swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
-    runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]
-    return runs, [SweepFolder(directory) for directory in swept]
+def _plain(curve: Curve) -> dict[str, Any]:
+    last = curve.rows[-1]
+    traffic = {f"megabytes_{direction}": curve.megabytes(last, direction) for direction in ("up", "down")}
+    return {"label": curve.label, "status": curve.status, "headline": curve.headline, "last": last, **traffic}

@@ -77,7 +77,7 @@ def _list(folder: Path) -> Table:
 
 
 def _execute(study: Study, tune: bool) -> None:
-    from fedbilevel.command.progress import counted
+    from fedbilevel.runs.progress import counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
     plan = study.reproduction

@@ -30,6 +30,7 @@ from fedbilevel.command.options import (
     assignments,
     budget,
     by_algorithm,
+    completing,
     console,
     data_folder,
     fail,
@@ -65,6 +66,7 @@ def run(
         typer.Argument(
             help="Algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME. "
             "Unless given, fedpace, which needs no tuning, or fedbio-local for a local lower level.",
+            autocompletion=completing(ALGORITHMS),
             metavar="[ALGORITHM]...",
         ),
     ] = None,
@@ -219,10 +221,10 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
 
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
-    from fedbilevel.command import progress
     from fedbilevel.report.curve_picture import draw
     from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
+    from fedbilevel.runs import progress
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
     diverged, configurations = [], [folder.configuration for folder in folders]  # all must be readable before any is run

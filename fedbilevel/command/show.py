@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
-from fedbilevel.command.options import console, say, warn
+from fedbilevel.command.options import Json, completing, console, say, say_json, warn
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import allow, is_ours, is_reference, label
 from fedbilevel.registry import Entry, find
@@ -19,44 +19,82 @@ from fedbilevel.settings import nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import SETS
 
+if TYPE_CHECKING:
+    from fedbilevel.tasks.base import Suited
 
-def list_() -> None:
+TABLES = {"algorithms": ALGORITHMS, "tasks": TASKS}
+
+
+def list_(json: Json = False) -> None:
     """List the algorithms, the tasks and the data sets, one on each line."""
-    for title, table in (("algorithms", ALGORITHMS), ("tasks", TASKS)):
+    for table in TABLES.values():
+        for line in table.refused.values():
+            warn(line)
+    if json:
+        return say_json(_everything())
+    for title, table in TABLES.items():
         console.print(title, style="bold")
         for name, entry in table.items():
             say(f"  {name:26} {entry.summary:56} {entry.paper}")
-        for line in table.refused.values():
-            warn(line)
     console.print("data sets", style="bold")
     for name, source in SETS.items():
         say(f"  {name:26} {source.summary:56} {source.get or 'bundled'}")
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="An algorithm or a task: a name, or your own FILE.py or FILE.py:NAME.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An algorithm or a task: a name, or your own FILE.py or FILE.py:NAME.",
+            autocompletion=completing(ALGORITHMS, TASKS),
+        ),
+    ],
+    json: Json = False,
 ) -> None:
     """Explain an algorithm or a task: what it does, its settings, their defaults and where they come from."""
     entry, is_algorithm = _found(name)
     name, cls = label(name), entry.load()
+    rows = explained(name, entry)
+    reported = entry.configure(name, {}).diagnostics() if is_algorithm else {}
+    suited = _suited(name) if is_algorithm else {}
+    if json:
+        described = {"name": name, "kind": "algorithm" if is_algorithm else "task", "explanation": _explanation(cls)}
+        settings = [row._asdict() for row in rows]
+        found = {task: {"values": dict(its.values), "source": its.source} for task, its in suited.items()}
+        return say_json(
+            {**described, "settings": settings, "run_options": dict(entry.run), "reports": reported, "suited": found}
+        )
     say(_explanation(cls))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in Explained._fields:
         table.add_column(column.replace("_", " "), overflow="fold")
-    for row in explained(name, entry):
-        table.add_row(*row)
+    for row in rows:
+        table.add_row(*map(str, row))
     console.print(table)
     for run_option, value in entry.run.items():
         say(f"\nunless given: --{run_option.replace('_', '-')} {value}")
-    if is_algorithm:
-        reported = entry.configure(name, {}).diagnostics()
-        for number, meaning in reported.items():
-            say(f"\nreports {number}: {meaning}")
-    for task, other in TASKS.bundled.items() if is_algorithm else ():
-        suited = other.load().suited.get(task, {}).get(name)
-        if suited:
-            values = ", ".join(f"{k} = {v}" for k, v in suited.values.items())
-            say(f"\non {task} ({suited.source}): {values}")
+    for number, meaning in reported.items():
+        say(f"\nreports {number}: {meaning}")
+    for task, its in suited.items():
+        say(f"\non {task} ({its.source}): {', '.join(f'{k} = {v}' for k, v in its.values.items())}")
+
+
+def _everything() -> dict[str, Any]:
+    """What `list` lists, for other programs."""
+    tables = {
+        title: [
+            {"name": n, "summary": e.summary, "paper": e.paper, "package": e.package or "fedbilevel"} for n, e in table.items()
+        ]
+        for title, table in TABLES.items()
+    }
+    data_sets = [{"name": name, "summary": its.summary, "get": its.get or None} for name, its in SETS.items()]
+    return {**tables, "data_sets": data_sets}
+
+
+def _suited(algorithm: str) -> dict[str, Suited]:
+    """By task, the hyperparameters that suit it."""
+    of_tasks = {task: entry.load().suited.get(task, {}).get(algorithm) for task, entry in TASKS.bundled.items()}
+    return {task: suited for task, suited in of_tasks.items() if suited}
 
 
 def _found(name: str) -> tuple[Entry, bool]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.options import (
     ByChance,
     ClientsPerRound,
@@ -29,6 +30,7 @@ from fedbilevel.command.options import (
     assignments,
     budget,
     by_algorithm,
+    completing,
     console,
     data_folder,
     fail,
@@ -51,7 +53,12 @@ SHOWN = 10  # cells in the table
 
 def sweep(
     task: TaskName,
-    algorithm: Annotated[str, typer.Argument(help="The algorithm to tune: a name, or your own FILE.py or FILE.py:NAME.")],
+    algorithm: Annotated[
+        str,
+        typer.Argument(
+            help="The algorithm to tune: a name, or your own FILE.py or FILE.py:NAME.", autocompletion=completing(ALGORITHMS)
+        ),
+    ],
     grid: Annotated[
         list[str],
         typer.Option(
@@ -79,7 +86,6 @@ def sweep(
 ) -> None:
     """Run a grid of hyperparameters with several seeds each, and find the best; small runs share one program."""
     look = find_style(style)
-    from fedbilevel.algorithms import ALGORITHMS
     from fedbilevel.registry import chosen
     from fedbilevel.runs.options import RunOptions
     from fedbilevel.runs.sweeps.folder import SweepFolder
@@ -125,8 +131,8 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.command.progress import Pace, counted
     from fedbilevel.report import grid_picture
+    from fedbilevel.runs.progress import Pace, counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import changes_since
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,9 @@ def require_devices() -> None:
 def memory() -> int:
     """Bytes of the memory that arrays are in."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return limit or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if limit or not hasattr(os, "sysconf"):  # Windows does not say
+        return limit or sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def require_memory(what: str, needed: float, remedy: str) -> None:

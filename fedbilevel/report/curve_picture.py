@@ -28,7 +28,7 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
             ("upper_loss", "communication rounds", lambda curve, row: row["rounds"]),
         ]
         for axis, (metric, label, position) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-            _panel(axis, curves, metric, position)
+            panel(axis, curves, metric, position)
             axis.set(xlabel=label, ylabel=metric.replace("_", " "))
         handles, names = figure.axes[0].get_legend_handles_labels()
         legend_above(figure, handles, names)
@@ -38,7 +38,8 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
     return written
 
 
-def _panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[Curve, dict[str, Any]], float]) -> None:
+def panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[Curve, dict[str, Any]], float]) -> None:
+    """Draw a metric of the curves at their rows' positions; on a logarithmic scale if it falls a hundredfold."""
     lowest, highest = float("inf"), 0.0
     for k, curve in enumerate(curves):
         rows = [row for row in curve.rows if row.get(metric) is not None]

@@ -29,4 +29,4 @@ def encoded(contents: Mapping[str, Any]) -> str:
 
 
 def _part(name: str) -> str:
-    return resources.files("fedbilevel.report").joinpath(name).read_text()
+    return resources.files("fedbilevel.report").joinpath(name).read_text(encoding="utf-8")

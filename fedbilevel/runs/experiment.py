@@ -20,12 +20,13 @@ from jax import Array
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core import randomness
-from fedbilevel.core.clients import server_floats
-from fedbilevel.core.problem import LOSSES
+from fedbilevel.core.clients import PerClient, server_floats
+from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
+from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task, unusable
@@ -97,6 +98,11 @@ class Experiment:
                 "its guarantees do not hold here."
             )
         return found
+
+    def point(self, moment: Snapshot) -> dict[str, Tree]:
+        """x and y at a moment, as the user's trees; without y where the clients keep it."""
+        x, y = self.task.x_tree(moment.state.x), revealed(moment.state.y)
+        return {"x": x} if isinstance(y, PerClient) else {"x": x, "y": self.task.y_tree(y)}
 
     def saved(self, moment: Snapshot) -> list[np.ndarray]:
         """A moment's state as arrays, for a checkpoint."""

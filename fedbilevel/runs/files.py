@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedbilevel.core.locks import held
 from fedbilevel.errors import InputError
 
 
@@ -18,16 +18,8 @@ def locked(path: Path, by: str = "") -> Iterator[None]:
     Locking a file of the folder, named in `by`, is independent of locking the folder: it is for a process that has another
     one run there.
     """
-    lock = os.open(path / by, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise InputError(f"{path} is being run by another process: wait for it, or stop it") from None
-    try:
+    with held(path / by, f"{path} is being run by another process: wait for it, or stop it"):
         yield
-    finally:
-        os.close(lock)
 
 
 def is_locked(path: Path) -> bool:
@@ -59,7 +51,10 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
+        return
     try:
         os.fsync(folder)
     finally:

@@ -4,6 +4,7 @@ config.json       the resolved configuration, the versions it ran with, and the 
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             its x, for reports
+solution.npz      its x and y as the user's trees, with an array for each leaf, named by its path
 result.json       how the run ended: finished, or diverged and why
 
 Several runs that begin together are subfolders of one folder. While their configurations are written, it holds
@@ -27,6 +28,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import jax
 import numpy as np
 
+from fedbilevel.core.problem import Tree
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
@@ -36,11 +38,12 @@ from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, check_row
 from fedbilevel.runs.stopping import StopRequest
+from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.runs.versions import versions_here
 from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
 
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "result.json", "job.json", "sites.json", "stop")
+FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "solution.npz", "result.json", "job.json", "sites.json", "stop")
 STARTING = "starting.json"
 
 
@@ -59,15 +62,14 @@ class Beginning:
     @classmethod
     def of(cls, configuration: Configuration) -> Beginning:
         """The beginning of a run that starts now."""
-        return cls(
-            configuration.plain(),
-            versions_here(*configuration.packages()),
-            jax.numpy.zeros(()).dtype.itemsize,
-            secrets.token_hex(8),
-            hashes(configuration.names()),
-            configuration.task_class().headline,
-            list(configuration.configured_algorithm().diagnostics()),
-        )
+        diagnostics = list(configuration.configured_algorithm().diagnostics())
+        return cls.now(configuration, hashes(configuration.names()), configuration.task_class().headline, diagnostics)
+
+    @classmethod
+    def now(cls, configuration: Configuration, code: Hashes, headline: str, diagnostics: Sequence[str]) -> Beginning:
+        """The same where these are known, without building what the configuration describes."""
+        versions, size = versions_here(*configuration.packages()), jax.numpy.zeros(()).dtype.itemsize
+        return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics)
 
 
 class Result(TypedDict):
@@ -94,13 +96,7 @@ class RunFolder:
         parent = next(iter(runs)).parent
         cls.complete(parent)
         for path in runs:
-            require_place(path, "sweep.json")
-            if (path / "config.json").exists() and not force:
-                raise InputError(f"{path} already holds a run: resume it, choose another --out, or replace it with --force")
-            for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
-                if (path / by).exists():
-                    with locked(path, by):
-                        pass
+            cls(path)._require_free(force)
         require_place(parent, "sweep.json", "config.json")
         begin = {path: Beginning.of(configuration) for path, configuration in runs.items()}
         if len(runs) == 1:
@@ -129,6 +125,20 @@ class RunFolder:
         begun = [run if run.holds(b.identity) else run._begin(b) for run, b in begin.items()]
         plan.unlink()
         return begun
+
+    def begin(self, beginning: Beginning) -> RunFolder:
+        """Begin one run in a folder that holds none."""
+        self._require_free(force=False)
+        return self._begin(beginning)
+
+    def _require_free(self, force: bool) -> None:
+        require_place(self.path, "sweep.json")
+        if (self.path / "config.json").exists() and not force:
+            raise InputError(f"{self.path} already holds a run: resume it, choose another --out, or replace it with --force")
+        for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
+            if (self.path / by).exists():
+                with locked(self.path, by):
+                    pass
 
     def _begin(self, beginning: Beginning) -> RunFolder:
         for name in FILES:
@@ -223,6 +233,13 @@ class RunFolder:
         """x at the newest checkpoint; None if there is none."""
         file = self.path / "x.npy"
         return read_array(file) if file.exists() else None
+
+    def point(self) -> dict[str, Tree]:
+        """x and y at the newest checkpoint, as the user's trees; `InputError` if there is none."""
+        file = self.path / "solution.npz"
+        if not file.exists():
+            raise InputError(f"{self.path} has no x and y yet: it has not reached a checkpoint, or version 0.1 wrote it")
+        return read_trees(file)[0]
 
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
         """The run at its newest checkpoint, with a state for this experiment; None if there is no checkpoint."""
@@ -321,3 +338,4 @@ class RunFolder:
         x = io.BytesIO()
         np.save(x, np.asarray(moment.state.x), allow_pickle=False)
         write_atomically(self.path / "x.npy", x.getvalue())
+        write_atomically(self.path / "solution.npz", encoded(experiment.point(moment)))

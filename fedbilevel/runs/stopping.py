@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 
 
 class Interrupted(Exception):
@@ -31,7 +31,7 @@ class StopRequest:
 
 def heeded() -> list[signal.Signals]:
     """The signals that stop a run; SIGHUP is not among them if nohup has had it ignored."""
-    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    return [n for n in STOPS if n.name != "SIGHUP" or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager

@@ -98,6 +98,13 @@ def as_it_is(vector: Any) -> Any:
     return vector
 
 
+class Declared(NamedTuple):
+    """What a task was built from."""
+
+    settings: Any  # an instance of what `@task` made, with its knobs
+    data: str  # the folder of data sets
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A federated bilevel problem that an experiment can run.
@@ -108,6 +115,7 @@ class Task:
     `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     `x_tree` and `y_tree` give x and y as the user's trees.
+    `declared` says what it was built from, where a user's function or class with `@task` built it.
     `known_means` says whether both losses are known to be means over their rows; a run checks others.
     """
 
@@ -123,6 +131,7 @@ class Task:
     x_tree: Callable[[Array], Tree] = as_it_is
     y_tree: Callable[[Any], Tree] = as_it_is
     known_means: bool = True
+    declared: Declared | None = None
 
     @classmethod
     def of(

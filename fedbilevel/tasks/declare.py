@@ -22,7 +22,7 @@ from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError, in_words, require, users_code
 from fedbilevel.own_code import is_ours, offered
 from fedbilevel.settings import check_all, plain, settings
-from fedbilevel.tasks.base import Better, Suited, Task
+from fedbilevel.tasks.base import Better, Declared, Suited, Task
 
 Class = TypeVar("Class", bound=type)
 DATA = "data"  # the one argument that is not a knob: the folder of data sets
@@ -151,6 +151,7 @@ def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
             built = build(self, data)
         name = type(self).__name__
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
+        built = dataclasses.replace(built, declared=Declared(self, data))
         names = built.metric_names()
         require(self.headline in names, f"{name}: headline", f"one of its metrics {', '.join(names)}", self.headline)
         return built

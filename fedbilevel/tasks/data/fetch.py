@@ -6,7 +6,6 @@ A file grows as `FILE.part` and is renamed once its hash is right, so that a fil
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import http.client
 import os
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedbilevel.core.locks import held
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.data.datasets import cache_folder, source
 
@@ -126,11 +126,8 @@ def _known(name: str) -> tuple[File, ...]:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another process is fetching to {folder}: wait until it is done") from None
+    (folder / ".lock").touch()
+    with held(folder / ".lock", f"another process is fetching to {folder}: wait until it is done"):
         yield
 
 

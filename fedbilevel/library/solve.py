@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from jax import Array
 
@@ -12,23 +13,15 @@ from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
-from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import InputError, require, warn
+from fedbilevel.library.recorded import recorded
+from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
-
-
-class Solution(NamedTuple):
-    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
-    each has its own), and the metrics along the way, a dictionary for each time they were due."""
-
-    x: Tree
-    y: Tree
-    history: list[dict[str, float | None]]
 
 
 def solve(
@@ -55,6 +48,7 @@ def solve(
     products: str = "default",
     loss_bound: float = 1e6,
     observe: Callable[[Snapshot], None] | None = None,
+    out: str | Path | None = None,
 ) -> Solution:
     """Solve min_x Σ w_m f_m(x, y*(x)) with y*(x) = argmin_y Σ w_m g_m(x, y) by a federated algorithm.
 
@@ -84,6 +78,8 @@ def solve(
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
         observe: called with every snapshot of the run, about four times a second.
+        out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
+            done. `fedbilevel resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
 
     Warns about what looks wrong, such as an x that hardly moved, once at the end, and about rows that are not scaled.
 
@@ -124,14 +120,16 @@ def solve(
     )
     for line in advice_on_data(experiment):
         warn(line)
+    if out is not None:
+        return recorded(experiment, Path(out), participation is None, observe)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
-        final = moment.state
+        final = moment
         if moment.metrics is not None:
             history.append(moment.row())
         if observe:
             observe(moment)
     for line in advice_on_run(experiment, history, final):
         warn(line)
-    return Solution(task.x_tree(final.x), task.y_tree(revealed(final.y)), history)
+    return Solution(**experiment.point(final), history=history)

@@ -1,8 +1,9 @@
-"""How a run is going: a bar with the time left on a terminal, plain lines elsewhere."""
+"""How a run is going: a bar with the time left on a terminal or in a notebook with ipywidgets, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 
@@ -29,7 +30,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
     def done(moment: Snapshot) -> int:
         return moment.totals.rounds if options.rounds else moment.step
 
-    if console.is_terminal:
+    if console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")):
         with _bar(console, unit) as bar:
             task = bar.add_task(label(configuration.algorithm), total=total, headline="")
 

@@ -1,0 +1,37 @@
+"""The report page as a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedbilevel.errors import InputError
+from fedbilevel.report.page import page
+from fedbilevel.report.page_data import contents
+from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.sweeps.folder import SweepFolder
+
+
+def write_report(*folders: str | Path, out: str | Path = "report.html") -> Path:
+    """Write one HTML file with the numbers, curves, data and settings of runs and sweeps; it needs no network.
+
+    Args:
+        folders: runs, folders of runs, or sweeps.
+        out: the page to write; returned as a path.
+
+    Raises:
+        InputError: a folder holds nothing to show, or the page's name does not end in .html.
+    """
+    target = Path(out)
+    if target.suffix != ".html":
+        raise InputError(f"the page's name must end in .html; given: {out}")
+    write_atomically(target, page(contents(*found([Path(folder) for folder in folders]))).encode())
+    return target
+
+
+def found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
+    """The runs and the sweeps in these folders; `InputError` if one holds neither."""
+    swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
+    runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]
+    return runs, [SweepFolder(directory) for directory in swept]

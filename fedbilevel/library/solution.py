@@ -1,0 +1,96 @@
+"""What `solve` found: printed in a line, shown in a notebook, drawn, saved and read back."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedbilevel.core.problem import LOSSES, Tree
+from fedbilevel.errors import InputError
+from fedbilevel.report.history_picture import data_url, figure
+from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stored_trees import encoded, read_trees
+from fedbilevel.settings import nearest
+
+
+class Solution(NamedTuple):
+    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
+    each has its own), and the metrics along the way, a dictionary for each time they were due."""
+
+    x: Tree
+    y: Tree
+    history: list[dict[str, float | None]]
+
+    def __repr__(self) -> str:
+        """A line: the sizes of x and y, and the losses at the end."""
+        last = self.history[-1] if self.history else {}
+        losses = ", ".join(f"{name} {last[name]:.4g}" for name in LOSSES if last.get(name) is not None)
+        at = f" after {last['rounds']} rounds: {losses}" if losses else ""
+        return f"<Solution: x of {_size(self.x)} numbers, y of {_size(self.y)}{at}>"
+
+    def _repr_html_(self) -> str:
+        """The line and the two losses as curves, for a notebook."""
+        line = f"<p>{html.escape(repr(self))}</p>"
+        return f'{line}<img alt="both losses against rounds" src="{data_url(self.plot())}">' if self.history else line
+
+    def plot(self, *names: str) -> Any:
+        """A matplotlib figure of these numbers of the history against rounds; of the two losses unless any are given.
+
+        Raises:
+            InputError: the history has no number of such a name.
+        """
+        known = list(dict.fromkeys(name for row in self.history for name in row))
+        for name in names:
+            if name not in known:
+                raise InputError(f"the history has no number {name!r}{nearest(name, known)}")
+        return figure(self.history, names or LOSSES)
+
+    def to_pandas(self) -> Any:
+        """The history as a pandas DataFrame with a row for each time metrics were due.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+        return pandas.DataFrame(self.history)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to an .npz file: x and y as arrays named by their paths in the trees, and the history.
+
+        Raises:
+            InputError: the file's name does not end in .npz.
+        """
+        if Path(path).suffix != ".npz":
+            raise InputError(f"the file's name must end in .npz; given: {path}")
+        write_atomically(Path(path), encoded({"x": self.x, "y": self.y}, self.history))
+
+
+def load(path: str | Path) -> Solution:
+    """What `Solution.save` wrote, or what a run has found so far, given its folder; it executes no code of a run's.
+
+    Arrays come back as NumPy's, in dictionaries, lists and tuples as they were; other nodes, such as modules, come back as
+    dictionaries by the names of their fields. y is None where the sites of a federation keep it.
+
+    Raises:
+        InputError: there is no such file or run, or it has nothing to load yet.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        trees, history = read_trees(place)
+        return Solution(trees.get("x"), trees.get("y"), history)
+    runs = RunFolder.find(place)
+    if len(runs) > 1:
+        raise InputError(f"{place} holds several runs: choose from {', '.join(str(run.path) for run in runs)}")
+    trees = runs[0].point()
+    return Solution(trees.get("x"), trees.get("y"), runs[0].rows())
+
+
+def _size(tree: Tree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,93 @@
+"""Trees of arrays as an .npz file: an array for each leaf, named by its path (`x/layers/0/bias`), and the trees' structure.
+
+Dictionaries, lists, tuples and None come back as they were, and other nodes, such as modules, as dictionaries by the names of
+their fields: reading a file needs no code of the user's, and executes none.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbilevel.core.problem import Tree
+from fedbilevel.errors import InputError
+from fedbilevel.runs.rows import Row
+from fedbilevel.user_files import decoded, naming, read_arrays
+
+STRUCTURE, HISTORY = "structure.json", "history.json"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a tree."""
+
+    kind: Literal["array", "none", "list", "tuple", "dict"]
+    array: str = ""  # its name in the file
+    dtype: str = ""
+    keys: Sequence[str | int] = ()
+    parts: Sequence[Node] = ()
+
+
+def encoded(trees: Mapping[str, Tree], history: Sequence[Row] | None = None) -> bytes:
+    """The content of a file with trees by name, and rows of numbers."""
+    arrays: dict[str, np.ndarray] = {}
+    nodes = {name: asdict(_described(tree, name, arrays)) for name, tree in trees.items()}
+    texts = {STRUCTURE: nodes} | ({} if history is None else {HISTORY: list(history)})
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays, **{name: np.asarray(json.dumps(value)) for name, value in texts.items()})
+    return file.getvalue()
+
+
+def read_trees(path: Path) -> tuple[dict[str, Tree], list[Row]]:
+    """The trees and the rows in a file; `InputError` if it is another file or damaged."""
+    arrays = read_arrays(path)
+    with naming(path):
+        if STRUCTURE not in arrays:
+            raise InputError("it holds no x and y as fedbilevel stores them")
+        nodes = decoded(str(arrays[STRUCTURE]).encode(), dict[str, Node])
+        history = decoded(str(arrays[HISTORY]).encode(), list[Row]) if HISTORY in arrays else []
+        return {name: _rebuilt(node, arrays) for name, node in nodes.items()}, history
+
+
+def _described(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Node:
+    """The tree's structure; its arrays are added to those of the file."""
+    if tree is None:
+        return Node("none")
+    if jax.tree_util.all_leaves([tree]):
+        while name in arrays:  # a key with a slash in it
+            name += "'"
+        array = np.asarray(tree)
+        arrays[name] = array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array  # .npz has no bfloat16
+        return Node("array", name, array.dtype.name)
+    children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
+    keys = [getattr(path[0], "key", None) for path, _ in children]
+    names = [jax.tree_util.keystr(path, simple=True) for path, _ in children]
+    parts = [_described(child, f"{name}/{of}", arrays) for of, (_, child) in zip(names, children, strict=True)]
+    if type(tree) in (list, tuple):
+        return Node("list" if type(tree) is list else "tuple", parts=parts)
+    return Node("dict", keys=[k if isinstance(k, str | int) else n for k, n in zip(keys, names, strict=True)], parts=parts)
+
+
+def _rebuilt(node: Node, arrays: Mapping[str, np.ndarray]) -> Any:
+    if node.kind == "array":
+        if node.array not in arrays:
+            raise InputError(f"it has no array {node.array!r}")
+        array = arrays[node.array]
+        return array if array.dtype.name == node.dtype else array.view(jnp.dtype(node.dtype))
+    parts = [_rebuilt(part, arrays) for part in node.parts]
+    match node.kind:
+        case "list":
+            return parts
+        case "tuple":
+            return tuple(parts)
+        case "dict":
+            return dict(zip(node.keys, parts, strict=False))
+    return None
