@@ -60,6 +60,6 @@ class CMSOBA(CompressedSOBA):
         z = Point(*state[:3])
         S = clients.draw()
         total = S.gather(self.compressed_direction, z).dense(z)
-        d = jax.tree.map(lambda c: c / S.active.sum(), total)
+        d = jax.tree.map(lambda c: c / jnp.maximum(S.active.sum(), 1), total)
         z, h = self.moved(z, state.h, d, clients)
         return State(*z, h)

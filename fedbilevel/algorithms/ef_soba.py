@@ -77,7 +77,7 @@ class EFSOBA(CompressedSOBA):
         S = clients.draw()
         result = S.map(self.compressed_change, z, S.take(state.memories))
         total = S.gather(self.shared, result).dense(z)
-        d = jax.tree.map(lambda e, c: e + c / S.active.sum(), state.memory, total)
+        d = jax.tree.map(lambda e, c: e + c / jnp.maximum(S.active.sum(), 1), state.memory, total)
         memory = jax.tree.map(lambda e, c: e + c / clients.everyone().active.size, state.memory, total)
         z, h = self.moved(z, state.h, d, clients)
         return State(*z, h, memory, S.put(state.memories, result[1]))
