@@ -18,7 +18,7 @@ TOKEN = re.compile(
     | (?P<lowered>[₀-₉]+)
     | (?P<number>\d+(?:\.\d+)?|[½¼⅓])
     | (?P<large>[ΣΠ]|(?:arg)?(?:min|max)|mean)
-    | (?P<name>[A-Za-z]{{2,}}|[A-Za-zͰ-Ͽℓ∇·∞])
+    | (?P<name>[A-Za-z]{{2,}}|[A-Za-zͰ-Ͽℓ∇∂·∞])
     | (?P<open>[(\[|])
     | (?P<close>[)\]}}])
     | (?P<operator>[-+=<>≤≥≠≈←⟵→∈±×/])

@@ -21,6 +21,7 @@ from rich.console import Console
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.problem import LOSSES
+from fedbilevel.errors import warn
 from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import executed_hashes, is_ours, is_unnamed
 from fedbilevel.runs import progress
@@ -56,6 +57,9 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
         then = f"what is done is in {out}" if is_unnamed(configuration.task) else f"continue with: fedbilevel resume {out}"
         console.print(f"stopped; {then}", soft_wrap=True)
         signal.raise_signal(interrupted.signum)
+    ended = folder.result
+    for line in ended.get("warnings", []) if ended else ():
+        warn(line)
     return Solution(**experiment.point(last[0]), history=folder.rows())
 
 

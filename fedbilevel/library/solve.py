@@ -118,10 +118,10 @@ def solve(
         products=products,
         loss_bound=loss_bound,
     )
-    for line in advice_on_data(experiment):
-        warn(line)
     if out is not None:
         return recorded(experiment, Path(out), participation is None, observe)
+    for line in advice_on_data(experiment):
+        warn(line)
     history: list[dict[str, float | None]] = []
     final: Any = None
     for moment in experiment.run():
@@ -130,6 +130,6 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
-    for line in advice_on_run(experiment, history, final):
+    for line in advice_on_run(experiment, history, final.state):
         warn(line)
     return Solution(**experiment.point(final), history=history)

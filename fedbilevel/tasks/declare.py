@@ -1,11 +1,6 @@
 """How a task is declared: a function or a class, whose typed arguments or fields are its knobs.
 
-    @task(headline="test_accuracy", better={"test_accuracy": "higher"})
-    def cleaning(corruption: float = real(0.4, "share of wrong labels", least=0, most=1), data_seed: int = 0) -> Task:
-        ...
-        return Task.of(f, g, x0, y0, lower=..., upper=..., metrics=...)
-
-Either becomes a frozen dataclass with checked settings and `build`, as the package's own tasks are.
+Either becomes a frozen dataclass with checked settings and `build`, as the package's own tasks are. docs/new-task.md has one.
 """
 
 from __future__ import annotations
