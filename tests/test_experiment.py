@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fedbilevel.core.participation import Uniform
 from fedbilevel.engines import wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
+from fedbilevel.report.curves import curves
 from fedbilevel.runs import experiment as experiment_module
 from fedbilevel.runs import simulation as simulation_module
 from fedbilevel.runs.checkpoint import MAGIC
@@ -165,6 +167,48 @@ def test_a_run_whose_rows_are_gone_does_not_go_on(tmp_path, kept):
     metrics.write_text("".join(lines))
     folder.execute(StopRequest(), lambda moment: None)
     assert folder.result["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "order, message",
+    [
+        ([0, 0, 1, 2], r"metrics\.jsonl, line 2: step must be a whole number from 1 to"),
+        ([1, 0, 2], r"metrics\.jsonl, line 2: step must be a whole number from"),
+        ([0, 2, 3], r"metrics\.jsonl has 2 of the 3 rows that it had when the checkpoint"),
+    ],
+)
+def test_a_run_whose_rows_are_repeated_or_out_of_order_or_lack_one_in_the_middle_does_not_go_on(tmp_path, order, message):
+    folder = interrupted(tmp_path / "run")
+    metrics = folder.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    lines.append(json.dumps(last | {"step": last["step"] + 1}) + "\n")  # written after the checkpoint, before a kill
+    metrics.write_text("".join(lines[k] for k in order))
+    with pytest.raises(InputError, match=message):
+        folder.execute(StopRequest(), lambda moment: None)
+
+
+def test_numbers_of_hundreds_of_digits_are_refused(tmp_path):
+    folder = interrupted(tmp_path / "run")
+    for name, key, message in (
+        ("metrics.jsonl", "floats_up", r"metrics\.jsonl, line 1: floats_up must be a whole number below 2⁶³"),
+        ("config.json", "bytes_per_float", r"config\.json: bytes_per_float: Number out of range"),
+    ):
+        file = folder.path / name
+        file.write_text(re.sub(f'"{key}": \\d+', f'"{key}": {10**400}', file.read_text()))
+        with pytest.raises(InputError, match=message):
+            curves([folder])
+
+
+@pytest.mark.parametrize("kept", [None, 0, -1])
+def test_a_finished_run_without_its_last_row_is_not_shown(tmp_path, kept):
+    folder = created(tmp_path / "run", configuration())
+    folder.execute(StopRequest(), lambda moment: None)
+    metrics = folder.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.unlink() if kept is None else metrics.write_text("".join(lines[:kept]))
+    with pytest.raises(InputError, match=rf"metrics\.jsonl does not end with step {folder.result['step']}, as the run did"):
+        folder.rows()
 
 
 def test_a_checkpoint_of_version_0_1_is_read_and_one_of_other_values_is_refused(tmp_path):
@@ -348,6 +392,7 @@ def test_solving_again_with_other_step_sizes_compiles_nothing_anew(caplog):
         (dict(batch_size=2.5), "batch_size must be a whole number"),
         (dict(metrics=lambda x, y: {"both": y}), "the metric 'both' must be one number"),
         (dict(metrics=lambda x, y: {"step": x}), "the metric 'step' must be one number"),
+        (dict(metrics=lambda x, y: {"status": x}), "the metric 'status' must be one number"),
         (dict(lower=[np.ones((3, 2)), np.full((2, 2), np.nan)]), "loss is not finite at the start"),
         (dict(g=lambda x, y, rows: rows @ y), r"g\(x, y, batch\) must return one real number"),
         (dict(g=lambda x, y, rows: jnp.sum((y - rows) ** 2)), "g must be a mean over its rows where .* it is 10, and .* is 2;"),

@@ -135,6 +135,7 @@ REFUSED = [
     refused("lower: no client", lambda: solve(lower=[]), "lower", "no client"),
     refused("lower: a generator of nothing", lambda: solve(lower=iter(())), "lower", "no client"),
     refused("lower: a client without rows", lambda: solve(lower=[ROWS[0], np.ones((0, 2))]), "lower", "client 1", "no rows"),
+    refused("lower: masked entries", lambda: solve(lower=[ROWS[0], np.ma.masked_less(ROWS[1], 1e9)]), "client 1", "masked"),
     refused("lower: a client that is None", lambda: solve(lower=[ROWS[0], None]), "lower", "client 1"),
     refused("lower: clients that are None", lambda: solve(lower=[None, None]), "lower", "client 0"),
     refused("lower: text rows", lambda: solve(lower=[np.array(["a", "b"])]), "lower", "client 0", "<U1"),

@@ -243,6 +243,9 @@ def flattened(what: str, tree: Tree) -> tuple[list[Any], Any]:
     """The arrays of a tree, and its structure; `InputError` if it is no tree."""
     try:
         leaves, structure = jax.tree.flatten(tree)
-        return [leaf if isinstance(leaf, (float, Array)) else np.asarray(leaf) for leaf in leaves], structure
+        arrays = [leaf if isinstance(leaf, (float, Array)) else np.asarray(leaf) for leaf in leaves]
     except (TypeError, ValueError) as error:  # such as of keys that cannot be sorted
         raise InputError(f"{what} is not a tree of arrays: {in_one_line(error)}") from None
+    if any(np.ma.is_masked(leaf) for leaf in leaves):
+        raise InputError(f"{what} has masked entries, whose numbers would count: leave them out")
+    return arrays, structure

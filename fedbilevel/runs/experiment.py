@@ -33,6 +33,7 @@ from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
+ENDING = ("status", "reason", "caveats")  # what a run says beside its last row
 Numbers = dict[str, float | None]  # by name; None: not finite
 
 
@@ -79,8 +80,8 @@ class Experiment:
             )
         self.engine.require(task, self.algorithm)
         task.population.problem.check(task.x, task.y, task.population.some_rows())
-        for name in {*COUNTERS, ABSENCES, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
-            raise unusable(name, f"a run of {kind.__name__} has that name for another number")
+        for name in {*COUNTERS, *ENDING, ABSENCES, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
+            raise unusable(name, f"a run of {kind.__name__} has that name for something else")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
         if rounds is not None and rounds < start + first:

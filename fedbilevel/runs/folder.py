@@ -36,7 +36,7 @@ from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
-from fedbilevel.runs.rows import Row, check_row
+from fedbilevel.runs.rows import Row, row_check
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.runs.versions import versions_here
@@ -53,7 +53,7 @@ class Beginning:
 
     configuration: Mapping[str, Any]  # as `Configuration.plain` returns it
     versions: Mapping[str, str] = field(default_factory=dict)
-    bytes_per_float: int = 4
+    bytes_per_float: Literal[4, 8] = 4
     identity: str = ""  # distinguishes this run from all others, even with the same configuration
     code: Hashes = field(default_factory=dict)  # the SHA-256 of the user's files that define its task or its algorithm
     headline: str = ""  # the metric to compare runs by
@@ -68,14 +68,16 @@ class Beginning:
     @classmethod
     def now(cls, configuration: Configuration, code: Hashes, headline: str, diagnostics: Sequence[str]) -> Beginning:
         """The same where these are known, without building what the configuration describes."""
-        versions, size = versions_here(*configuration.packages()), jax.numpy.zeros(()).dtype.itemsize
+        versions = versions_here(*configuration.packages())
+        size: Literal[4, 8] = 8 if jax.numpy.zeros(()).dtype == "float64" else 4
         return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics)
 
 
 class Result(TypedDict):
-    """What `result.json` holds, besides the last row of a run that finished."""
+    """What `result.json` holds, besides the rest of the last row of a run that finished."""
 
     status: Literal["finished", "diverged"]
+    step: NotRequired[int]  # of the last row
     reason: NotRequired[str]  # of divergence
     caveats: NotRequired[list[str]]
     warnings: NotRequired[list[str]]  # what looks wrong, with what to do
@@ -222,12 +224,19 @@ class RunFolder:
         return read_json(file, Result) if file.exists() else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """The metrics so far; a line cut off by a kill is left out."""
-        return list(self._rows())
+        """The metrics so far; a line cut off by a kill is left out. `InputError` if a finished run lacks its last row."""
+        ended = self.result  # before the rows, since a run that is under way may end meanwhile
+        last, rows = ended.get("step") if ended else None, list(self._rows())
+        if last is not None and (not rows or rows[-1]["step"] != last):
+            raise InputError(
+                f"{self.path / 'metrics.jsonl'} does not end with step {last}, as the run did: restore it, or remove "
+                "result.json and the checkpoint beside it to start this run over"
+            )
+        return rows
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         file, options = self.path / "metrics.jsonl", self.configuration.options
-        return read_json_lines(file, Row, lambda row: check_row(row, options)) if file.exists() else iter(())
+        return read_json_lines(file, Row, row_check(options)) if file.exists() else iter(())
 
     def x(self) -> np.ndarray | None:
         """x at the newest checkpoint; None if there is none."""
@@ -259,10 +268,8 @@ class RunFolder:
 
     def _rows_until(self, stored: Checkpoint) -> list[dict[str, Any]]:
         """The rows that were written before a checkpoint; `InputError` if some of them are missing."""
-        if stored.rows is None:
-            kept, wanted = [row for row in self._rows() if row["step"] <= stored.step], 1
-        else:
-            kept, wanted = list(islice(self._rows(), stored.rows)), stored.rows
+        wanted = 1 if stored.rows is None else stored.rows
+        kept = list(islice((row for row in self._rows() if row["step"] <= stored.step), stored.rows))
         if len(kept) < wanted:
             raise InputError(
                 f"{self.path / 'metrics.jsonl'} has {len(kept)} of the {wanted} rows that it had when the checkpoint beside it "

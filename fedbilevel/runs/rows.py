@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 from fedbilevel.errors import InputError
 from fedbilevel.runs.experiment import COUNTERS
@@ -11,12 +11,24 @@ from fedbilevel.runs.options import RunOptions
 Row = dict[str, int | float | None]  # None: not finite
 
 
-def check_row(row: Row, options: RunOptions) -> None:
-    """Raise `InputError` unless it is a row of a run with these options: every step takes at least one round."""
-    missing = [name for name in COUNTERS if row.get(name) is None]
-    if missing:
-        raise InputError(f"the row has no number {missing[0]!r}")
-    step: Any = row["step"]
-    last = options.steps or options.rounds
-    if not isinstance(step, int) or not 0 <= step <= (last or 0):
-        raise InputError(f"step must be a whole number from 0 to {last}; given: {step}")
+def row_check(options: RunOptions) -> Callable[[Row], None]:
+    """A check for one row after another: `InputError` unless they are, in order, rows of a run with these options.
+
+    Every step takes at least one round.
+    """
+    least, last = 0, options.steps or options.rounds or 0
+
+    def check(row: Row) -> None:
+        nonlocal least
+        missing = [name for name in COUNTERS if row.get(name) is None]
+        if missing:
+            raise InputError(f"the row has no number {missing[0]!r}")
+        huge = [name for name, value in row.items() if isinstance(value, int) and abs(value) >= 2**63]
+        if huge:
+            raise InputError(f"{huge[0]} must be a whole number below 2⁶³")
+        step = row["step"]
+        if not isinstance(step, int) or not least <= step <= last:
+            raise InputError(f"step must be a whole number from {least} to {last}; given: {step}")
+        least = step + 1
+
+    return check

@@ -25,7 +25,7 @@ from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference
 from fedbilevel.registry import Entry, find
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.files import locked, require_place, write_atomically
-from fedbilevel.runs.rows import Row, check_row
+from fedbilevel.runs.rows import Row, row_check
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
 from fedbilevel.runs.sweeps.programs import alike, programs
 from fedbilevel.runs.sweeps.sweep import Cell, Sweep
@@ -129,8 +129,9 @@ class SweepFolder:
         names: set[str] = set()
 
         def check(run: FinishedRun) -> None:
+            check_row = row_check(options)
             for row in run.rows:
-                check_row(row, options)
+                check_row(row)
                 names.update(() if names else row)  # those of the first row, which every row has
                 if missing := names - row.keys():
                     raise InputError(f"the row of step {row['step']} has no {min(missing)!r}")
