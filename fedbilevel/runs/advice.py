@@ -22,7 +22,7 @@ from fedbilevel.tasks.base import Task
 
 FEWEST_STEPS = 20  # fewer say nothing about where a run goes
 FELT = 2e-3  # of f: suited steps on x give at least 15 times that, steps a hundred times too small a third of it
-MOVED = 1e-2  # of |x₀|
+MOVED = 1e-2  # of |x₀|, or of each entry if x starts at 0
 USED_UP = 0.1  # of the longest ∇h: what is left where x has nearly arrived
 NOTICED = 1e-3  # of a loss
 AT_BOUND = 0.9  # of the radius: clients project u before it is averaged
@@ -59,8 +59,8 @@ def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray) -> str:
     norms = [float(norm) for row in rows if (norm := row.get("hypergradient_norm")) is not None]
     if not norms or norms[-1] <= USED_UP * max(norms):
         return ""
-    move, size = np.linalg.norm(end - start), np.linalg.norm(start)
-    if max(norms) * move > FELT * _largest(rows, "upper_loss") or (size and move > MOVED * size):
+    move, size = np.linalg.norm(end - start), np.linalg.norm(start) or np.sqrt(start.size)
+    if max(norms) * move > FELT * _largest(rows, "upper_loss") or move > MOVED * size:
         return ""
     return "x hardly moved. Multiply the step on x by ten until the run diverges, then divide it by three."
 
@@ -69,7 +69,10 @@ def loss_risen(rows: Rows) -> str:
     """Whether f ends above its start."""
     if rows[-1]["upper_loss"] <= rows[0]["upper_loss"] + NOTICED * _largest(rows, "upper_loss"):
         return ""
-    return "The upper loss ends above its start. Divide the step on x by ten; if it still rises, the steps on y and u too."
+    return (
+        "The upper loss ends above its start. Unless y began better for f than g lets it be, divide the step on x by ten; "
+        "if that does not help, the steps on y and u too."
+    )
 
 
 def u_bounded(rows: Rows, algorithm: Algorithm) -> str:
