@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from made_files import NESTED, damaged
 
 from campaign.case import Case
 from campaign.commands import problem
+from campaign.outcome import numbers
 from fedbilevel.errors import InputError
 from fedbilevel.federation.job import read_status
 from fedbilevel.federation.site_data import SiteData
@@ -40,6 +44,7 @@ COMMANDS = {  # by the beginning of a file's path
         "--knob validation_per_client=5 --data data",
     ),
 }
+CONTINUED = {"resume stopped": "result.json", "resume partial": "ranking.json"}  # with what is there once it has ended
 READERS: dict[str, Callable[[Path], object]] = {
     "site.toml": lambda folder: SiteData.read(folder / "site.toml").load({"clients": 2}),
     "job.json": read_status,
@@ -59,11 +64,11 @@ def cases(made: Path, seed: int, count: int) -> list[Case]:
         for k, how in enumerate((*DAMAGES, *(f"random {k}" for k in range(RANDOM)))):
             use = uses[k % len(uses)]
             title = f"{name}, {how}"
-            found.append(Case(title, partial(_act, name, how, use, f"{seed} {title}"), f"fedbilevel {use}"))
+            found.append(Case(title, partial(_act, made, name, how, use, f"{seed} {title}"), f"fedbilevel {use}"))
     return random.Random(seed).sample(found, min(count, len(found)))
 
 
-def _act(name: str, how: str, use: str, seed: str, folder: Path) -> str:
+def _act(made: Path, name: str, how: str, use: str, seed: str, folder: Path) -> str:
     if how in DAMAGES:
         DAMAGES[how](folder / name)
     else:
@@ -75,7 +80,22 @@ def _act(name: str, how: str, use: str, seed: str, folder: Path) -> str:
         except InputError as error:
             return "" if "\n" not in str(error) else f"not one line: {error}"
         return ""
-    return problem(use.split(), folder)
+    found, part = problem(use.split(), folder), name.partition("/")[0]
+    if found or use not in CONTINUED or not (folder / part / CONTINUED[use]).exists():
+        return found
+    wanted, left = _undamaged(made, part, use), numbers(folder / part)
+    differing = [file for file in sorted({*wanted, *left}) if wanted.get(file) != left.get(file)]
+    return f"continued without a word, it has other numbers: {', '.join(differing)}" if differing else ""
+
+
+@functools.cache
+def _undamaged(made: Path, part: str, use: str) -> dict[str, Any]:
+    """What the command leaves if nothing is damaged."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(made / part, Path(scratch) / part)
+        if found := problem(use.split(), Path(scratch)):
+            raise RuntimeError(found)
+        return numbers(Path(scratch) / part)
 
 
 def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from campaign.case import Case
 from campaign.commands import Ended, ended
+from campaign.outcome import numbers
 
 for module in ("report.curve_picture", "report.grid_picture", "report.panel_picture", "report.table", "runs.folder"):
     importlib.import_module(f"fedbilevel.{module}")  # once, for all processes that are forked from this one
@@ -54,7 +55,7 @@ def _act(command: str, again: str, writes: int, n: int, folder: Path) -> str:
         right = _apart(line, known, None)
         if right.code:
             return f"uninterrupted, it ends with code {right.code}: {right.raised}{right.err}"
-        UNINTERRUPTED[command] = _numbers(known)
+        UNINTERRUPTED[command] = numbers(known)
     end = _apart(line, _place(folder, "killed"), n)
     if (end.code == 0) != (n == writes):
         return f"it has {'fewer' if end.code == 0 else 'more'} than {writes} writes: correct the campaign"
@@ -65,7 +66,7 @@ def _act(command: str, again: str, writes: int, n: int, folder: Path) -> str:
         end = _apart(line, killed, None)
     if end.code:
         return f"continued, it ends with code {end.code}: {end.raised}{end.err}"
-    wanted, found = UNINTERRUPTED[command], _numbers(killed)
+    wanted, found = UNINTERRUPTED[command], numbers(killed)
     differing = [name for name in sorted({*wanted, *found}) if wanted.get(name) != found.get(name)]
     return f"continued, it has other numbers: {', '.join(differing)}" if differing else ""
 
@@ -126,26 +127,3 @@ def _changes(event: str, arguments: tuple[Any, ...]) -> bool:
     if event == "os.mkdir":
         return not os.path.exists(arguments[0]) and os.path.isdir(os.path.dirname(os.path.abspath(arguments[0])))
     return event in WRITES and os.path.lexists(arguments[0])
-
-
-def _numbers(folder: Path) -> dict[str, Any]:
-    """What all files of a folder say, but for times, identities and pictures."""
-    found: dict[str, Any] = {}
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = str(file.relative_to(folder))
-        if file.suffix == ".jsonl":
-            lines = [_plain(json.loads(line)) for line in file.read_bytes().splitlines()]
-            found[name] = sorted(lines, key=str) if "sweep.json" in os.listdir(file.parent) else lines
-        elif file.suffix == ".json":
-            found[name] = _plain(json.loads(file.read_bytes()))
-        elif file.suffix in (".csv", ".toml", ".npy"):
-            found[name] = file.read_bytes()
-        elif file.suffix not in (".png", ".svg"):
-            found[name] = "there"
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if k not in ("seconds", "identity")}
-    return [_plain(v) for v in value] if isinstance(value, list) else value

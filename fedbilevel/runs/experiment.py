@@ -33,7 +33,7 @@ from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
-ENDING = ("status", "reason", "caveats")  # what a run says beside its last row
+ENDING = ("status", "reason", "caveats", "warnings")  # what a run says beside its last row
 Numbers = dict[str, float | None]  # by name; None: not finite
 
 
