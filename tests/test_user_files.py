@@ -13,6 +13,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.federation.job import read_status
 from fedbilevel.federation.provision import Federation
 from fedbilevel.federation.site_data import SiteData
+from fedbilevel.library.solution import load
 from fedbilevel.report import reproduction_page
 from fedbilevel.report.page import encoded
 from fedbilevel.report.page_data import contents
@@ -51,6 +52,7 @@ USES = {
     "run/metrics.jsonl": report,
     "run/result.json": report,
     "run/x.npy": report,
+    "run/solution.npz": lambda folder: load(folder / "run"),
     "run/checkpoint": restored,
     "sweep/sweep.json": report,
     "sweep/ranking.json": report,

@@ -81,7 +81,12 @@ def _rebuilt(node: Node, arrays: Mapping[str, np.ndarray]) -> Any:
         if node.array not in arrays:
             raise InputError(f"it has no array {node.array!r}")
         array = arrays[node.array]
-        return array if array.dtype.name == node.dtype else array.view(jnp.dtype(node.dtype))
+        if array.dtype.name == node.dtype:
+            return array
+        try:
+            return array.view(jnp.dtype(node.dtype))
+        except (TypeError, ValueError):
+            raise InputError(f"{node.array!r} cannot be {node.dtype!r}") from None
     parts = [_rebuilt(part, arrays) for part in node.parts]
     match node.kind:
         case "list":
