@@ -26,7 +26,7 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
     [
         (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning or"),
         (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
-        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; choose from: fedbioacc, "),
+        (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; choose from: fedpace, "),
         (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
         (["run", "quadratic", "simfbo", "--set", "gama_x=1"], "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
         (["run", "quadratic", "simfbo", "--set", "gamma_x=fast"], "gamma_x must be a number above 0; given: fast"),

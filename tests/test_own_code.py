@@ -311,7 +311,8 @@ def test_a_task_that_is_gone_is_one_line_and_its_runs_can_still_be_compared(run,
 def test_nothing_that_a_folder_names_is_executed_unless_the_user_has_run_it(begun):
     """A folder from somebody else, with the file that it names at its place."""
     (begun / "executed").unlink()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(begun / "another user"), "JAX_ENABLE_X64": "1"}
+    own = {"XDG_STATE_HOME": str(begun / "another user"), "MPLCONFIGDIR": str(begun / "matplotlib")}
+    environment = {**os.environ, **own, "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "1"}
 
     def said(*arguments):
         done = subprocess.run([*COMMAND, *arguments], cwd=begun, env=environment, capture_output=True, text=True)
