@@ -84,7 +84,7 @@ def _act(made: Path, name: str, how: str, use: str, seed: str, folder: Path) -> 
     if found or use not in CONTINUED or not (folder / part / CONTINUED[use]).exists():
         return found
     wanted, left = _undamaged(made, part, use), numbers(folder / part)
-    differing = [file for file in sorted({*wanted, *left}) if wanted.get(file) != left.get(file)]
+    differing = [file for file in wanted if wanted[file] != left.get(file)]
     return f"continued without a word, it has other numbers: {', '.join(differing)}" if differing else ""
 
 

@@ -26,6 +26,7 @@ SMALL = ["--knob", "clients=4", "--knob", "noise=0.1", "--rounds", "60"]
     [
         (["run", "data-cleanin", "fedavg"], "there is no task 'data-cleanin'; did you mean data-cleaning or"),
         (["run", "quadratic", "fedbioac"], "there is no algorithm 'fedbioac'; did you mean fedbioacc"),
+        (["run", "valley", "mefbo", "--steps", "1", "--knob", "noise=1e200"], "upper_loss is not finite at the start: check"),
         (["run", "quadratic", "zzz"], "there is no algorithm 'zzz'; choose from: fedpace, "),
         (["show", "fedmob"], "there is no algorithm or task 'fedmob'; did you mean fedmbo"),
         (["run", "quadratic", "simfbo", "--set", "gama_x=1"], "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),

@@ -239,7 +239,7 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["new", "task", "quadratic"], "there already is a task 'quadratic', in fedbilevel: choose another name"),
         (["new", "algorithm", "json"], "there already is a Python module or keyword 'json'"),
         (["new", "task", "class"], "there already is a Python module or keyword 'class'"),
-        (["new", "task", "mine", "--out", "."], ". already exists: choose another --out"),
+        (["new", "task", "brand-new", "--out", "."], ". already exists: choose another --out"),
     ],
 )
 def test_what_is_wrong_with_a_command_is_one_line(run, tmp_path, arguments, message):

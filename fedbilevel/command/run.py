@@ -180,7 +180,9 @@ def _start(configurations: list[Configuration], out: Path, force: bool, style: S
     from fedbilevel.runs.folder import RunFolder
 
     for configuration in configurations:
-        configuration.experiment()
+        experiment = configuration.experiment()
+        if not configuration.federation:
+            experiment.require_finite_start()
     _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
 
 

@@ -154,6 +154,13 @@ class Experiment:
                     moment = self.with_metrics(moment, self.engine.evaluate(self.task, moment.state))
             yield moment
 
+    def require_finite_start(self) -> None:
+        """Raise `InputError` if a loss is not finite at the task's own start."""
+        task = self.task
+        each = (task.population.size, *task.y.shape)
+        y = task.y if task.lower_level == "global" else jax.numpy.broadcast_to(task.y, each)
+        _require_finite(numbers(task.evaluate(task.x, y)))
+
     def _key(self, step: int) -> Array:
         return fold_in(randomness.key(self.options.seed), step)
 
@@ -172,11 +179,9 @@ class Experiment:
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` if a loss is above the bound."""
         metrics, bound = numbers(values), self.options.loss_bound
+        if moment.step == 0:
+            _require_finite(metrics)
         for name in LOSSES:
-            if metrics[name] is None and moment.step == 0:
-                raise InputError(
-                    f"{name} is not finite at the start: check the data for values that are not finite, or start elsewhere"
-                )
             loss = float(values[name])
             if not loss <= bound:
                 raise Diverged(self.advice(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}"))
@@ -194,6 +199,14 @@ class Experiment:
 def numbers(values: Mapping[str, Any]) -> Numbers:
     """The values as plain numbers; None where one is not finite."""
     return {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _require_finite(metrics: Numbers) -> None:
+    for name in LOSSES:
+        if metrics[name] is None:
+            raise InputError(
+                f"{name} is not finite at the start: check the data for values that are not finite, or start elsewhere"
+            )
 
 
 def _not_finite(state: Any) -> str:
