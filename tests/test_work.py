@@ -9,10 +9,11 @@ from federations import deployed
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
+from fedbilevel.core.population import Client
 from fedbilevel.core.problem import Problem
-from fedbilevel.runs.derivative_counts import Tally, Work
+from fedbilevel.runs.derivative_counts import CountingClient, CountingProblem, Tally, Work
 from fedbilevel.runs.simulation import simulation
-from fedbilevel.tasks.quadratic import Quadratic
+from fedbilevel.tasks.quadratic import PROBLEM, Quadratic
 
 COUNTED = collections.Counter()
 
@@ -91,3 +92,8 @@ def test_the_tally_of_a_long_run_grows_with_its_steps():
     tally = Tally(simulation(task, algorithm, steps=1))
     assert tally.at([1, 2], seed=5) == [Work(36, 24), Work(72, 48)]
     assert tally.at([0, 1, 1000]) == [Work(0, 0), Work(4 * 3 * 3, 4 * 3 * 2), Work(1000 * 36, 1000 * 24)]
+
+
+def test_all_that_a_client_has_can_be_counted():
+    counting = CountingClient(CountingProblem(PROBLEM.f, PROBLEM.g), 0, full_batches=True)
+    assert {name for name in dir(Client) if not name.startswith("_")} <= {*dir(counting)}

@@ -156,6 +156,10 @@ class CountingClient:
         """See `Client.five_batches`."""
         return FiveBatches(*[cast(Any, self.batch(k, times))] * 5)
 
+    def order(self, n: int, k: Any = 0) -> Array:
+        """See `Client.order`."""
+        return jnp.arange(n, dtype=jnp.int32)
+
     def whole(self) -> int:
         """See `Client.whole`; it counts as one batch."""
         return 1
