@@ -258,14 +258,12 @@ class FedPace(Algorithm):
             pace=state.pace,
             lag=jnp.sqrt(ratio(squared(along.y), squared(along.y) + averages.noise)),
         )
-        new = State(
+        new = state._replace(
             x=state.x + weight * (after.x - state.x),
             y=state.y + weight * (after.y - state.y),
             z=after,
             m=m,
             t=state.t + 1,
-            convex=state.convex,
-            delta_0=state.delta_0,
             delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),
             curvature=curvature,
             x_curvature=x_curvature,

@@ -179,10 +179,9 @@ def _start(configurations: list[Configuration], out: Path, force: bool, style: S
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
     from fedbilevel.runs.folder import RunFolder
 
-    for configuration in configurations:
-        experiment = configuration.experiment()
-        if not configuration.federation:
-            experiment.require_finite_start()
+    experiments = [configuration.experiment() for configuration in configurations]
+    if not configurations[0].federation:
+        experiments[0].require_finite_start()  # all are on one task
     _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
 
 

@@ -28,12 +28,12 @@ from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import Diverged, InputError, NotFinite
+from fedbilevel.runs.ending import Result
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
-ENDING = ("status", "reason", "caveats", "warnings")  # what a run says beside its last row
 Numbers = dict[str, float | None]  # by name; None: not finite
 
 
@@ -80,7 +80,8 @@ class Experiment:
             )
         self.engine.require(task, self.algorithm)
         task.population.problem.check(task.x, task.y, task.population.some_rows())
-        for name in {*COUNTERS, *ENDING, ABSENCES, *self.algorithm.diagnostics()}.intersection(task.metric_names()):
+        taken = {*COUNTERS, *Result.__annotations__, ABSENCES, *self.algorithm.diagnostics()}
+        for name in taken.intersection(task.metric_names()):
             raise unusable(name, f"a run of {kind.__name__} has that name for something else")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -34,6 +34,7 @@ from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.ending import Result
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check
@@ -71,16 +72,6 @@ class Beginning:
         versions = versions_here(*configuration.packages())
         size: Literal[4, 8] = 8 if jax.numpy.zeros(()).dtype == "float64" else 4
         return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics)
-
-
-class Result(TypedDict):
-    """What `result.json` holds, besides the rest of the last row of a run that finished."""
-
-    status: Literal["finished", "diverged"]
-    step: NotRequired[int]  # of the last row
-    reason: NotRequired[str]  # of divergence
-    caveats: NotRequired[list[str]]
-    warnings: NotRequired[list[str]]  # what looks wrong, with what to do
 
 
 class RunFolder:
