@@ -58,6 +58,7 @@ TABLE = {
     "mefbo": (dict(eta_x=2.0, lambda_x=2.0, penalty=100.0, growth=0.0, proximal=1.0), 3000, 0.02, "global"),
     "s-tfbo": (dict(), 2500, 1e-6, "global"),
     "d-tfbo": (dict(), 250, 1e-6, "global"),
+    "fedmsa": (dict(beta=0.3), 1500, 1e-6, "global"),
     "cm-soba": (dict(alpha=0.004, beta=0.02, gamma=0.02, theta=0.02), 8000, 0.03, "global"),
     "ef-soba": (dict(), 5000, 1e-6, "global"),
     "fedavg": (dict(gamma=0.5, local_steps=1), 600, 1e-6, "lower"),

@@ -246,6 +246,35 @@ def s_tfbo(a, F, x, y, keys):
         yield [x, y, u, alpha, beta, gamma]
 
 
+def fedmsa(a, F, x, y, keys):
+    """FedMSA as its authors' code has it: everyone's D_m for d, then local steps that carry d_m on; here of everyone."""
+    steps = a.alpha, a.beta, a.beta
+
+    def move(z, d):
+        return [v - s * w for v, s, w in zip(z, steps, d, strict=True)]
+
+    z, last, d = [x, y, np.zeros_like(y)], None, None
+    for t in range(len(keys) + 1):
+        sent = []
+        for c in F:
+            h = c.D(*z)
+            if t:
+                h = [p + (1 - a.rho) * (v - o) for p, v, o in zip(h, d, c.D(*last), strict=True)]
+            sent.append(h)
+        d = [F.mean(part) for part in zip(*sent, strict=True)]
+        if t:
+            yield [*z, *d]
+        reached = []
+        for c in F:
+            cur, dm, p_last = z, d, c.D(*z)
+            for _ in range(a.local_steps):
+                p = c.D(*cur)
+                dm = [now + v - before for now, v, before in zip(p, dm, p_last, strict=True)]
+                cur, p_last = move(cur, dm), p
+            reached.append(cur)
+        last, z = z, [F.mean(part) for part in zip(*reached, strict=True)]
+
+
 def top_k(v, one_in):
     """The largest entries of v, one in `one_in`; the others are 0."""
     largest = np.argsort(-np.abs(v))[: len(v) // one_in]
@@ -540,6 +569,7 @@ CASES = [
     *(("mefbo", MEFBO | dict(schedule=schedule), mefbo) for schedule in ("fixed", "decreasing")),
     ("s-tfbo", dict(start=0.5), s_tfbo),
     ("d-tfbo", dict(start=0.5, lower_rounds=3, system_rounds=2), d_tfbo),
+    *(("fedmsa", dict(alpha=0.1, beta=0.3, rho=0.4, local_steps=steps), fedmsa) for steps in (1, 3)),
     ("cm-soba", SOBA | dict(one_in=1), soba),  # what a client leaves out is random: see test_estimators.py
     *(("ef-soba", SOBA | dict(one_in=one_in), soba) for one_in in (1, 4)),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),

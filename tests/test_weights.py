@@ -92,6 +92,7 @@ EXACT = [
     ("lfednest", DOUBLE | NEUMANN | dict(lower_solver="sgd"), "x y", 2, 5),
     ("cm-soba", dict(one_in=1), "y u h", 1, 6),
     ("ef-soba", dict(one_in=1), "y u h", 1, 6),
+    ("fedmsa", dict(local_steps=1), "x y u", 2, 5),
     ("commfedbio", DOUBLE | dict(one_in=1, system_rounds=1), "x y u", 3, 5),
     ("fedmbo", DOUBLE | NEUMANN | dict(estimator="ihgp"), "x y", 4, 4),
     ("fednest", SVRG | NEUMANN, "x y", 5, 4),

@@ -12,6 +12,7 @@ YANG = "Yang, Xiao and Ji, NeurIPS 2023"
 TARZANAGH = "Tarzanagh et al., ICML 2022"
 BAN = "Yang, Ban, Huang, Ma and Ji, ICLR 2025"
 HE = "He et al., ICML 2024"
+MSA = "Tarzanagh, Li, Sharma and Oymak, 2023"
 MEFBO = "anonymous, submitted to ICLR 2025"
 FEDMBO, LFEDNEST, BSGVR = ("fedmbo", "FedMBO"), ("lfednest", "LFedNest"), ("local_bsgvr", "LocalBSGVR")
 
@@ -45,6 +46,7 @@ BUNDLED = {
     "commfedbio": _entry("commfedbio", "CommFedBiO", "compressed rounds on the linear system", "Li, Pei and Huang, KDD 2022"),
     "s-tfbo": _entry("s_tfbo", "STFBO", "one loop, steps from cumulative gradient lengths: needs no tuning", BAN),
     "d-tfbo": _entry("d_tfbo", "DTFBO", "rounds on y, on u and on x, steps as S-TFBO's: needs no tuning", BAN),
+    "fedmsa": _entry("fedmsa", "FedMSA", "local steps along the server's STORM momenta, corrected for drift", MSA),
     "cm-soba": _entry("cm_soba", "CMSOBA", "one loop, compressed rounds, a moving average for x", HE),
     "ef-soba": _entry("ef_soba", "EFSOBA", "CM-SOBA with error feedback in place of unbiased compression", HE),
     "local-bsgvr": _entry(
