@@ -91,7 +91,7 @@ def test_units_do_not_matter(task, participation):
         problem = Problem(lambda a, b, rows: f * loss.f(x * a, y * b, rows), lambda a, b, rows: g * loss.g(x * a, y * b, rows))
         population = dataclasses.replace(built.population, problem=problem)
         found = states(SimulatedEngine(population, participation), built.x / x, built.y / y, 60)
-        return found.x * x, found.y * y, found.pace
+        return found.x * x, found.y * y, found.pace.p
 
     for (ours, *theirs), tolerance in zip(jax.lax.map(run, UNITS), (1e-8, 1e-8, 1e-12), strict=True):
         for other in theirs:

@@ -321,6 +321,48 @@ def mefbo(a, F, x, y, keys):
         yield [x, y, theta, t + 1]
 
 
+def square(v):
+    """|v|²"""
+    return np.sum(v**2)
+
+
+class Pace:
+    """The pace p, with β for its averages: its module's docstring."""
+
+    def __init__(self, beta, x):
+        self.beta, self.p, self.averages, self.last_loss, self.least, self.best_x, self.since = (
+            beta,
+            1.0,
+            None,
+            None,
+            np.inf,
+            x,
+            0,
+        )
+
+    def average(self, old, new):
+        """Of lists, from the first on."""
+        return new if old is None else [self.beta * o + (1 - self.beta) * n for o, n in zip(old, new, strict=True)]
+
+    def after(self, x, d, along, loss):
+        """A round at x, which has found d and the loss, and moves x along `along`."""
+        jump = (loss - self.last_loss) ** 2 if self.since else 0.0
+        self.averages = late, f, jump = self.average(self.averages, [square(d), loss, jump])
+        if self.since == 0 or f <= self.least:
+            self.least, self.best_x = f, x
+        risen = f > self.least + np.sqrt(jump) and along @ (x - self.best_x) > 0 and self.since > 10
+        if risen:
+            self.p /= 2
+        elif 2 * square(along) > late:
+            self.p = min(10, 1.02 * self.p)
+        elif self.p > 1:
+            self.p = max(1, self.p / 1.02)
+        self.since, self.last_loss = 0 if risen else self.since + 1, loss
+
+    def leaves(self):
+        return [self.p, *self.averages, self.last_loss, self.least, self.best_x, self.since]
+
+
 def fedpace(a, F, x, y, keys, box=np.inf):
     """FedPace's docstring, with curvatures by eigenvalues and ∂_x D h by a complex step.
 
@@ -330,9 +372,6 @@ def fedpace(a, F, x, y, keys, box=np.inf):
     def clip(v):
         return np.clip(v, -box, box)
 
-    def square(v):
-        return np.sum(v**2)
-
     x, y, u = clip(x), clip(y), np.zeros_like(y)
     spectra = [np.linalg.eigvalsh(np.stack([c.gyy(x, y, e) for e in np.eye(len(y))])) for c in F]
     L = F.mean([np.abs(values).max() for values in spectra])
@@ -340,8 +379,7 @@ def fedpace(a, F, x, y, keys, box=np.inf):
     delta_0 = np.sqrt(F.mean([square(c.gy(x, y)) for c in F]) / F.mean([square(c.fy(x, y)) for c in F]))
     delta = 0.0 if convex else delta_0
     fixed = np.sin(np.arange(1, len(y) + 1))
-    m, reported, averages, L_x, pace, history = [0, 0, 0], [x, y], None, 0.0, 1.0, []
-    since, last_loss, least = 0, None, np.inf
+    m, reported, averages, L_x, pace, history = [0, 0, 0], [x, y], None, 0.0, Pace(a.beta, x), []
 
     for t in range(1, len(keys) + 1):
         secant = delta > 1e-3 * delta_0
@@ -363,29 +401,17 @@ def fedpace(a, F, x, y, keys, box=np.inf):
         *d, bent, v, turned_x, turned_y, dy, fy, fx, G, loss = (F.mean(part) for part in zip(*sent, strict=True))
 
         agreed_y = m[1] / (1 - a.beta ** (t - 1)) if t > 1 else 0
-        now = [np.sqrt(turned_y / (dy + delta_0**2 * fy)), G / (G + fx), square(d[0]), square(d[1] - agreed_y), loss]
-        now.append((loss - last_loss) ** 2 if since else 0.0)
+        now = [np.sqrt(turned_y / (dy + delta_0**2 * fy)), G / (G + fx), square(d[1] - agreed_y)]
+        averages = r, s, noise = pace.average(averages, now)
         m = [a.beta * old + (1 - a.beta) * new for old, new in zip(m, d, strict=True)]
-        averages = now if averages is None else [a.beta * o + (1 - a.beta) * n for o, n in zip(averages, now, strict=True)]
-        r, s, late, noise, f, jump = averages
         along = [part / (1 - a.beta**t) for part in m]
+        p = pace.p
+        pace.after(x, d[0], along[0], loss)
         L, L_x = max(0.98 * L, np.sqrt(bent / v)), max(0.98 * L_x, np.sqrt(turned_x))
         history.append(square(d[0]))
-        D_x = np.sqrt(max(history[-1], late, np.mean(history)))
+        D_x = np.sqrt(max(history[-1], pace.averages[0], np.mean(history)))
         step_y = min(1, t / 20) * a.c / L
-        step_x = min(1, (t - 1) / 50) * pace * min(a.c_x / L_x, a.phi / (s**4 * r * D_x) if s else np.inf)
-
-        if since == 0 or f <= least:
-            least, best_x = f, x
-        back = along[0] @ (x - best_x) > 0
-        risen = f > least + np.sqrt(jump) and back and since > 10
-        if risen:
-            pace /= 2
-        elif 2 * square(along[0]) > late:
-            pace = min(10, 1.02 * pace)
-        elif pace > 1:
-            pace = max(1, pace / 1.02)
-        since, last_loss = 0 if risen else since + 1, loss
+        step_x = min(1, (t - 1) / 50) * p * min(a.c_x / L_x, a.phi / (s**4 * r * D_x) if s else np.inf)
 
         x, y, u = clip(x - step_x * along[0]), clip(y - step_y * along[1]), u - step_y * along[2]
         if secant:
@@ -393,8 +419,8 @@ def fedpace(a, F, x, y, keys, box=np.inf):
         if not convex:
             delta = min(delta_0, max(10 * np.sqrt(noise / fy), 0 if box == np.inf else 2e-3 * delta_0))
         reported = [old + 9 / (t + 8) * (new - old) for old, new in zip(reported, (x, y), strict=True)]
-        measured = [int(convex), delta_0, delta, L, L_x, sum(history), *averages, last_loss, pace, least, best_x, since]
-        yield [*reported, x, y, u, *m, t, *measured]
+        measured = [int(convex), delta_0, delta, L, L_x, sum(history), *averages]
+        yield [*reported, x, y, u, *m, t, *measured, *pace.leaves()]
 
 
 def fedavg(a, F, x, y, keys):

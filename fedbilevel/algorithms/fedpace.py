@@ -19,9 +19,8 @@ steps come from numbers that the clients measure on one minibatch and send besid
 L, which starts as the largest curvature of the first round, and |∂_x D_x h| are the largest of late. The rest is averaged
 over rounds. r² = |∂_x D_y h|² / (|D_y|² + δ₀² |∇_y f|²) says how much the lower level's gradient changes as x moves,
 relatively: φ is the most that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with
-s = |G|² / (|G|² + |∇_x f|²). |D_x| is the largest of now, of late and of the average over all rounds. The pace p is 1 to
-begin with. It grows, up to 10, while rounds agree on x's direction, sinks back to 1 while they do not, and is halved when f
-has risen by more than it changes from round to round and x's direction points back to where f was least.
+s = |G|² / (|G|² + |∇_x f|²). |D_x| is the largest of now, of late and of the average over all rounds. The rules of the pace
+p are in `pace`.
 
 A first round looks at the lower level: if it is convex and y is free, δ = 0. If not, δ starts from δ₀, and then is what
 makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
@@ -41,6 +40,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
+from fedbilevel.algorithms.pace import Pace, average, averaged
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem
@@ -52,7 +52,6 @@ SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take 
 Y_START, X_START = 20, 50  # rounds until a step has its full length
 FADE = 0.98  # of a measured curvature from round to round
 HEARD = 10  # times the noise of D_y: what is heard of f in it
-FASTER, FASTEST = 1.02, 10  # the pace's growth in a round, and its bound
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 
 
@@ -84,10 +83,7 @@ class Averages(NamedTuple):
 
     follow: Array  # r
     share: Array  # s
-    dx: Array  # |D_x|²
     noise: Array  # |D_y - m_y|²
-    loss: Array  # f
-    jump: Array  # of f from round to round, squared
 
 
 class State(NamedTuple):
@@ -105,11 +101,7 @@ class State(NamedTuple):
     x_curvature: Array  # |∂_x D_x h|
     total: Array  # Σ |D_x|²
     averages: Averages
-    last_loss: Array
-    pace: Array
-    least: Array  # loss since the pace was last halved
-    best_x: Array  # where that was
-    since: Array  # rounds
+    pace: Pace
 
 
 @algorithm
@@ -196,55 +188,38 @@ class FedPace(Algorithm):
             x_curvature=zero,
             total=zero,
             averages=Averages(*[zero] * len(Averages._fields)),
-            last_loss=zero,
-            pace=zero + 1,
-            least=zero,
-            best_x=z.x,
-            since=jnp.int32(0),
+            pace=Pace.first(z.x),
         )
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
-        z, old = state.z, state.averages
+        z = state.z
         t = state.t.astype(z.x.dtype)
         secant = state.delta > SHORTEST * state.delta_0
         cohort = clients.draw()
         nothing = jax.tree.map(jnp.zeros_like, (z, Measured(*[state.total] * len(Measured._fields))))
-        d, seen, loss = cohort.mean(self.answer, z, state.delta, secant, around=(*nothing, state.last_loss))
-
-        def average(old: Any, new: Any) -> Any:
-            return jax.tree.map(lambda a, b: self.beta * a + (1 - self.beta) * b, old, new)
-
-        m = average(state.m, d)
+        d, seen, loss = cohort.mean(self.answer, z, state.delta, secant, around=(*nothing, state.pace.last_loss))
+        m = average(self.beta, state.m, d)
         along = jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1)), m)
         seen_now = Averages(
             follow=jnp.sqrt(ratio(seen.turned_y, seen.dy + state.delta_0**2 * seen.fy)),
             share=ratio(seen.through_y, seen.through_y + seen.fx),
-            dx=squared(d.x),
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
-            loss=loss,
-            jump=jnp.where(state.since > 0, loss - state.last_loss, 0) ** 2,
         )
-        averages = jax.tree.map(lambda a, b: jnp.where(t > 0, a, b), average(old, seen_now), seen_now)
+        averages = averaged(t, self.beta, state.averages, seen_now)
+        pace = state.pace.after(t, self.beta, z.x, d.x, along.x, loss)
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
         x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))
-        total = state.total + seen_now.dx
-        length = jnp.sqrt(jnp.maximum(jnp.maximum(seen_now.dx, averages.dx), total / (t + 1)))
+        total = state.total + squared(d.x)
+        length = jnp.sqrt(jnp.maximum(jnp.maximum(squared(d.x), pace.averages.dx), total / (t + 1)))
         unfollowed = averages.share**4 * averages.follow * length
         step_y = ratio(self.c * jnp.minimum(1, (t + 1) / Y_START), curvature)
-        step_x = ratio(state.pace * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
+        step_x = ratio(state.pace.p * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
 
         X, Y = clients.sets
         x, y, u = z.x - step_x * along.x, Y.project(z.y - step_y * along.y), z.u - step_y * along.u
         u = jnp.where(secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
         after = Point(X.project(x), y, u)
-
-        better = (averages.loss <= state.least) | (state.since == 0)
-        least, best_x = jnp.where(better, averages.loss, state.least), jnp.where(better, z.x, state.best_x)
-        risen = (averages.loss > least + jnp.sqrt(averages.jump)) & (jnp.vdot(along.x, z.x - best_x) > 0) & (state.since > 10)
-        agreed = 2 * squared(along.x) > averages.dx
-        calmer = jnp.minimum(state.pace, jnp.maximum(1, state.pace / FASTER))
-        pace = jnp.where(agreed, jnp.minimum(state.pace * FASTER, FASTEST), calmer)
 
         quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
         shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
@@ -255,7 +230,7 @@ class FedPace(Algorithm):
             step_x=step_x,
             step_y=step_y,
             delta=state.delta,
-            pace=state.pace,
+            pace=state.pace.p,
             lag=jnp.sqrt(ratio(squared(along.y), squared(along.y) + averages.noise)),
         )
         new = state._replace(
@@ -269,11 +244,7 @@ class FedPace(Algorithm):
             x_curvature=x_curvature,
             total=total,
             averages=averages,
-            last_loss=loss,
-            pace=jnp.where(risen, state.pace / 2, pace),
-            least=least,
-            best_x=best_x,
-            since=jnp.where(risen, 0, state.since + 1),
+            pace=pace,
         )
         return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.active), new, old), new, state)
 
