@@ -209,7 +209,7 @@ def test_a_constrained_solution_is_reached_from_within(within):
 )
 def test_rounds_without_clients_do_no_harm(task, participation):
     built = task.build()
-    found = states(SimulatedEngine(built.population, participation), built.x, built.y, 400)
+    found = states(SimulatedEngine(built.population, participation), built.x, built.y, 600)
     assert_finite(found)
     first, last = (built.metrics(x, y)["x_error"] for x, y in ((built.x, built.y), (found.x[-1], found.y[-1])))
     assert last < 0.6 * first

