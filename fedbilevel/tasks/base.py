@@ -18,6 +18,8 @@ from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.errors import InputError, computing, require
+from fedbilevel.tasks.data.columns import Columns
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.tasks.shown import Shown, nothing
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
@@ -117,6 +119,7 @@ class Task:
     `x_tree` and `y_tree` give x and y as the user's trees.
     `declared` says what it was built from, where a user's function or class with `@task` built it.
     `known_means` says whether both losses are known to be means over their rows; a run checks others.
+    `preprocessing` is what has turned tables into its rows, which a run keeps beside x and y.
     """
 
     population: Population
@@ -132,6 +135,7 @@ class Task:
     y_tree: Callable[[Any], Tree] = as_it_is
     known_means: bool = True
     declared: Declared | None = None
+    preprocessing: Preprocessing | None = None
 
     @classmethod
     def of(
@@ -153,11 +157,12 @@ class Task:
         strongly_convex: bool = True,
         truths: Iterable[str] = (),
         shown: Callable[[Tree], Sequence[Shown]] = nothing,
+        preprocessing: Preprocessing | None = None,
     ) -> Task:
         """A task from two losses on trees, a start and each client's rows.
 
         Args:
-            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics: as in `fedbilevel.solve`.
+            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics, preprocessing: as in `fedbilevel.solve`.
             row_metrics: further means over f's rows by name, each `(x, y, rows) -> number`, which the clients compute.
             lower_level: the problem that y solves: "global" for that of all clients, "local" for each client's own.
             strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
@@ -171,6 +176,8 @@ class Task:
             require(function is None or callable(function), name, "a function", function)
         require(lower_level in ("global", "local"), "lower_level", "global or local", lower_level)
         require(isinstance(row_metrics, Mapping | None), "row_metrics", "a dictionary of functions by name", row_metrics)
+        given = isinstance(preprocessing, Preprocessing | None)
+        require(given, "preprocessing", "that of Tables, such as tables(...).preprocessing", preprocessing)
         sets = Sets(x_set, y_set)
         problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, tuple((row_metrics or {}).items()))
         lower = one_per_client("lower", lower)
@@ -193,6 +200,7 @@ class Task:
             x_tree,
             y_trees,
             known_means=False,
+            preprocessing=preprocessing,
         )
 
     @functools.cached_property
@@ -228,6 +236,7 @@ class TaskSettings(Protocol):
     headline: ClassVar[str]  # the metric to compare methods by
     better: ClassVar[Better]  # for its metrics; any other, such as either loss, is better lower
     suited: ClassVar[SuitedTable]  # the first task's serve the others where those have none of their own
+    columns: ClassVar[Columns | None]  # of the tables that it is built from, if it is
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""
