@@ -154,14 +154,15 @@ def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
 
     @functools.wraps(build)
     def guarded(self: Any, data: str | Tables = "") -> Task:
-        name, given = type(self).__name__, data
-        if self.columns is not None and isinstance(data, str):
-            require(data != "", name, "given the folder of its tables, as with --data", data)
+        name, given, folder = type(self).__name__, data, "" if isinstance(data, Tables) else data
+        if self.columns is not None and not isinstance(data, Tables):
+            if not data:
+                raise InputError(f"{name} needs tables: give the folder with one for each client with --data")
             given = tables_in(data, self.columns)
         with users_code(function.__code__.co_filename):
             built = build(self, given)
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
-        built = dataclasses.replace(built, declared=Declared(self, data if isinstance(data, str) else ""))
+        built = dataclasses.replace(built, declared=Declared(self, folder))
         if isinstance(given, Tables) and built.preprocessing is None:
             built = dataclasses.replace(built, preprocessing=given.preprocessing)
         names = built.metric_names()

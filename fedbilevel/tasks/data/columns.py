@@ -26,7 +26,7 @@ class Columns:
             the categories of a column, which then need not be collected from the sites (an empty list: collect them).
         weight: a column with a weight for each row.
         split: a column that says of each row whether it is for "train" (the lower level) or "validation" (the upper one).
-        validation, seed: without such a column, the fraction of each site's rows that validate, and the random seed of the draw.
+        validation, seed: without such a column, the fraction of each site's rows that validate, and the seed of the draw.
     """
 
     label: str
@@ -60,6 +60,13 @@ class Columns:
         for name in declared:
             if self.features is not None and name not in (self.label, *self.features):
                 raise InputError(f"categories names {name!r}, which is no feature and not the label{nearest(name, roles)}")
+
+    def __str__(self) -> str:
+        """The roles in words."""
+        features = "all other columns" if self.features is None else ", ".join(self.features)
+        roles = {"label": self.label, "weight": self.weight, "split": self.split, "features": features}
+        roles["categories"] = ", ".join(self.declared)
+        return "; ".join(f"{role}: {name}" for role, name in roles.items() if name)
 
     def named(self, table: Opened) -> Columns:
         """The same with the features named, as in the header of this table."""

@@ -8,6 +8,7 @@ are taken as text, only an empty cell is.
 from __future__ import annotations
 
 import csv
+import decimal
 import math
 import numbers
 import re
@@ -122,7 +123,7 @@ def _number(cell: Any) -> float:
         value = float(text)
     elif cell is None:
         return math.nan
-    elif hasattr(cell, "__float__") and isinstance(cell, numbers.Number | np.number | np.bool_):
+    elif isinstance(cell, numbers.Real | decimal.Decimal | np.bool_):
         value = float(cell)
     else:
         raise ValueError(f"{_quoted(cell)} is not a number")

@@ -122,5 +122,5 @@ def require_few(what: str, names: Sequence[str]) -> None:
     """Raise `InputError` if there are more categories than a column may have."""
     if len(names) > MOST_CATEGORIES:
         raise InputError(
-            f"{what} has {len(names)} categories, and at most {MOST_CATEGORIES} are allowed: merge some, or leave the column out"
+            f"{what} has {len(names)} categories, more than the {MOST_CATEGORIES} that are allowed: merge some, or leave it out"
         )
