@@ -1,5 +1,6 @@
 """Tables of several sites become rows as if they had been one table, from sums alone, and what is wrong in one is named."""
 
+import dataclasses
 import json
 import re
 import signal
@@ -18,7 +19,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import fedbilevel as fb
+from fedbilevel.core.participation import Everyone
+from fedbilevel.engines import wire
+from fedbilevel.engines.call_shapes import call_shapes
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.failure import Failure
+from fedbilevel.engines.loopback import Loopback
+from fedbilevel.engines.table_exchange import RemoteTables, answered
 from fedbilevel.runs import configuration
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.data.preprocessing import fitted
 from fedbilevel.tasks.data.table_files import opened
 from fedbilevel.tasks.data.table_sums import Deviations, Names, Totals, length
@@ -106,7 +116,7 @@ def test_only_names_and_two_vectors_leave_a_site_whatever_its_rows():
     assert [type(question) for question in answers] == [Names, Totals, Deviations]
     assert length(COLUMNS, answers[1]) == 2 * (2 + 3) + 3 and length(COLUMNS, answers[2]) == 6
     np.testing.assert_array_equal(sites[1].answer(answers[1])[:4], [0, 4, 0, 2])  # no place of the other site
-    assert fit.rows == [20, 2]
+    assert (fit.training, fit.validating) == ([20, 2], [20, 2])
 
 
 def test_declared_categories_are_not_asked_for():
@@ -124,16 +134,14 @@ def test_declared_categories_are_not_asked_for():
 )
 def test_a_site_refuses_any_other_question(question):
     site = site_table(opened(made(np.random.default_rng(0), 6, missing=0)), COLUMNS, 1)
-    with pytest.raises(fb.InputError, match="refused|not one of its categories"):
+    with pytest.raises(fb.InputError, match=r"refused|not one of its categories"):
         site.answer(question)
 
 
 def test_csv_parquet_and_dictionaries_give_the_same_rows(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     table = made(np.random.default_rng(1), 30)
-    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
     lines = [",".join("" if cell is None else str(cell) for cell in cells) for cells in zip(*table.values(), strict=True)]
     (tmp_path / "a.csv").write_bytes("\n".join([",".join(table), *lines]).encode("utf-8-sig"))  # as spreadsheets do
     first, *others = (fb.tables([source], COLUMNS) for source in (table, tmp_path / "a.csv", tmp_path / "a.parquet"))
@@ -339,7 +347,7 @@ def test_a_run_whose_tables_have_changed_is_not_continued(run, example, tmp_path
     (folder / "0.csv").write_text("\n".join(table.splitlines()[:-1]))
     configuration._built.cache_clear()  # as in another process
     code, _, err = run("resume", "here")
-    assert code == 1 and re.search("simfbo: the tables have changed since the run began: restore them", err)
+    assert code == 2 and re.search("simfbo: the tables have changed since the run began: restore them", err)
     (folder / "0.csv").write_text(table)
     configuration._built.cache_clear()
     assert run("resume", "here")[0] == 0
@@ -368,5 +376,85 @@ def test_a_tabular_task_survives_kill_9_and_is_swept_and_reported(run, example, 
     assert run("sweep", EXAMPLE, "simfbo", *grid, "--out", "swept")[0] == 0
     assert run("report", "here", "swept")[0] == 0
     (page,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', Path("report.html").read_text(), re.S)
-    sizes = [[rows] for rows in task.preprocessing.rows]
+    sizes = [[rows] for rows in task.preprocessing.training]
     assert json.loads(page)["holdings"][0]["counts"]["lower"] == sizes and sum(map(sum, sizes)) == task.x.size
+
+
+class Wire:
+    """Sites behind a transport, of which one may misbehave."""
+
+    def __init__(self, sites, wrong=None):
+        self.sites, self.wrong, self.sent = sites, wrong, []
+
+    def ask(self, requests):
+        replies, failures = {}, {}
+        for m, request in requests.items():
+            try:
+                replies[m] = answered(self.sites[m], request)
+            except fb.InputError as error:
+                failures[m] = Failure.of(error)
+        if self.wrong is not None:
+            replies[1] = wire.encode(self.wrong)
+        self.sent += replies.values()
+        return replies, failures
+
+
+def remote(tables, columns=COLUMNS):
+    return [site_table(opened(table), columns, m) for m, table in enumerate(tables)]
+
+
+def test_across_a_transport_the_fit_and_the_run_have_the_bits_of_the_simulation(example):
+    names, folder = example
+    task = names["cleaning"]()
+    columns = names["COLUMNS"].named(opened(folder / "0.csv"))
+    sites = [site_table(opened(folder / f"{m}.csv"), columns, m) for m in range(4)]
+    fit = fitted(columns, RemoteTables(Wire(sites), columns, 4))
+    whole = task.build(str(folder))
+    assert fit == whole.preprocessing == fb.Preprocessing.decoded(fit.encoded())
+
+    server, algorithm = task.build(fb.Tables.of(fit, {})), fb.SimFBO(eta_x=30, gamma_x=30)
+    weights, shapes = np.ones(4), call_shapes(algorithm, server.population, server.x, server.y)
+    runtimes = {}
+    for m, site in enumerate(sites):
+        at_site = task.build(fb.Tables.of(fit, {m: site}))
+        assert at_site.x.shape == server.x.shape and not any(np.any(_rows(at_site, k)) for k in range(4) if k != m)
+        runtimes[m] = ClientRuntime(algorithm, at_site.population.only(m), m, weights[m], shapes)
+    engine = DeployedEngine(Loopback(runtimes), server.population, Everyone(), shapes)
+    simulated = simulation(whole, algorithm, rounds=6, every=3)
+    deployed = dataclasses.replace(simulated, task=server, engine=engine)
+    for ours, theirs in zip(simulated.run(), (m for m in deployed.run() if m.metrics), strict=False):
+        assert theirs.totals == ours.totals
+        for name, value in ours.metrics.items():
+            np.testing.assert_allclose(theirs.metrics[name], value, rtol=1e-6)
+
+
+def test_no_cell_crosses_in_an_error_or_an_answer_about_numbers(caplog):
+    table = made(np.random.default_rng(0), 10, missing=0) | {"colour": ["secret", *["red"] * 9]}
+    sites = remote([table])
+    question = wire.encode(Totals({"colour": ["red"]}, 1))
+    with pytest.raises(fb.InputError, match=r"^this site cannot answer about its table; its log says why$"):
+        answered(sites[0], question)
+    assert "'secret' is not one of its categories" in caplog.text
+    transport = Wire(sites)
+    fitted(COLUMNS, RemoteTables(transport, COLUMNS, 1))
+    names, totals, deviations = (wire.decode(answer) for answer in transport.sent)
+    assert names == [["red", "secret"]] and totals.shape == (2 + 2 * 3 - 2 + 2,) and deviations.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, [], [["a"], ["b"]], [["\x1b[31m"]], [[1]], [[f"{k}" for k in range(101)]], [["a" * 101]], np.ones(3)]
+)
+def test_a_site_that_sends_something_else_is_named(wrong):
+    rng = np.random.default_rng(0)
+    with pytest.raises(fb.InputError, match="client 1"):
+        RemoteTables(Wire(remote([made(rng, 9), made(rng, 9)]), ("odd",) if wrong is None else wrong), COLUMNS, 2).union(
+            Names()
+        )
+
+
+@pytest.mark.parametrize("wrong", ["sums", np.ones(3), np.full(4, np.nan), np.ones(4, np.float32), np.ones((4, 1))])
+def test_sums_of_another_form_are_refused(wrong):
+    rng = np.random.default_rng(0)
+    sites = RemoteTables(Wire(remote([made(rng, 9), made(rng, 9)]), wrong), COLUMNS, 2)
+    with pytest.raises(fb.InputError, match="client 1 answers with"):
+        sites.total(Deviations(np.zeros(3)[:2]))

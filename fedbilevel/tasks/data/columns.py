@@ -12,6 +12,7 @@ from fedbilevel.settings import checked, count, nearest, real, settings
 from fedbilevel.tasks.data.table_files import Opened, Table
 
 MOST_CATEGORIES = 100  # in a column: more are names or numbers of persons rather than categories
+LONGEST_CATEGORY = 100  # characters: more are free text
 TRAIN, VALIDATION = "train", "validation"
 
 

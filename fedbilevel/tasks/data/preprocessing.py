@@ -20,7 +20,7 @@ import numpy as np
 from fedbilevel.errors import InputError, warn
 from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.table_files import Source, Table, opened, read_table
-from fedbilevel.tasks.data.table_sums import Deviations, Names, Sums, Totals, index_of, require_few
+from fedbilevel.tasks.data.table_sums import Deviations, Names, Sums, Totals, index_of, require_categories
 from fedbilevel.user_files import decoded, naming, read_bytes
 
 EVERYWHERE = "in every row of every site"
@@ -47,7 +47,8 @@ class Preprocessing:
     deviations: Sequence[float]  # 1 for a constant column
     categories: Mapping[str, Sequence[str]]  # of `columns.texts`
     most_frequent: Mapping[str, str]
-    rows: Sequence[int]  # that train, at each site
+    training: Sequence[int]  # rows of each site that train
+    validating: Sequence[int]  # and that validate
 
     @property
     def names(self) -> list[str]:
@@ -96,6 +97,12 @@ class Preprocessing:
             rows["weight"] = (table.numbers[columns.weight] / self.means[-1]).astype(_float())
         return rows
 
+    def filler(self, rows: int) -> dict[str, np.ndarray]:
+        """As many rows like those of `labelled`, whose numbers mean nothing."""
+        label = np.int32 if self.classes else _float()
+        filled = {"features": np.zeros((rows, len(self.names)), _float()), "label": np.zeros(rows, label)}
+        return filled | ({"weight": np.ones(rows, _float())} if self.columns.weight else {})
+
     def encoded(self) -> bytes:
         """It as JSON."""
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
@@ -106,7 +113,9 @@ class Preprocessing:
         read = decoded(data, cls)
         sizes = {len(read.columns.numbers), len(read.means), len(read.deviations)}
         known = all(read.most_frequent.get(name) in of for name, of in read.categories.items())
-        if len(sizes) > 1 or list(read.categories) != read.columns.texts or not known or read.columns.features is None:
+        sites = len(read.training) == len(read.validating) and min((*read.training, *read.validating), default=0) > 0
+        known = known and list(read.categories) == read.columns.texts and read.columns.features is not None
+        if len(sizes) > 1 or not known or not sites:
             raise InputError("its parts do not fit together: restore it")
         return read
 
@@ -142,6 +151,7 @@ def fitted(columns: Columns, sites: Sites) -> Preprocessing:
         categories,
         {name: of[int(np.argmax(by_column[name]))] for name, of in categories.items()},
         sums.training.astype(int).tolist(),
+        (sums.rows - sums.training).astype(int).tolist(),
     )
 
 
@@ -151,7 +161,7 @@ def _categories(columns: Columns, sites: Sites) -> dict[str, list[str]]:
     for name, of in found.items():
         if not of:
             raise InputError(f"column {name!r} is missing {EVERYWHERE}: leave it out")
-        require_few(f"column {name!r} of all sites together", of)
+        require_categories(f"column {name!r} of all sites together", of)
     return {name: found.get(name) or list(columns.declared[name]) for name in columns.texts}
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.errors import InputError, in_one_line
-from fedbilevel.tasks.data.columns import MOST_CATEGORIES, Columns
+from fedbilevel.tasks.data.columns import LONGEST_CATEGORY, MOST_CATEGORIES, Columns
 from fedbilevel.tasks.data.table_files import Table
 
 
@@ -80,19 +80,22 @@ class SiteTable:
                 return [self._names(name) for name in self.columns.texts if not self.columns.declared[name]]
             case Totals(categories=dict(categories), sites=int(sites)) if 0 <= self._site < sites:
                 return self._totals(categories, sites)
-            case Deviations(means=np.ndarray() as means) if means.shape == (len(self.columns.numbers),):
+            case Deviations(means=np.ndarray() as means) if _fits(means, len(self.columns.numbers)):
                 return self._deviations(means)
             case _:
                 raise InputError("this is no question about a table: refused")
 
     def _names(self, column: str) -> list[str]:
         names = sorted({*self.table.categories[column]} - {""})
-        require_few(f"{self.table.name}: column {column!r}", names)
+        require_categories(f"{self.table.name}: column {column!r}", names)
         return names
 
     def _totals(self, categories: Mapping[str, Sequence[str]], sites: int) -> np.ndarray:
-        if list(categories) != self.columns.texts:
-            raise InputError("the question about a table is for other columns: refused")
+        declared = [
+            list(categories[name]) == list(of) for name, of in self.columns.declared.items() if of and name in categories
+        ]
+        if list(categories) != self.columns.texts or not all(declared):
+            raise InputError("the question about a table is for other columns or categories: refused")
         own = np.arange(sites) == self._site
         numbers = [self.table.numbers[name] for name in self.columns.numbers]
         counts: list[float] = []
@@ -118,8 +121,16 @@ def index_of(table: Table, column: str, known: Sequence[str]) -> tuple[np.ndarra
     return found, found >= 0
 
 
-def require_few(what: str, names: Sequence[str]) -> None:
-    """Raise `InputError` if there are more categories than a column may have."""
+def _fits(means: np.ndarray, size: int) -> bool:
+    return means.shape == (size,) and means.dtype == np.float64 and bool(np.isfinite(means).all())
+
+
+def require_categories(what: str, names: Sequence[str]) -> None:
+    """Raise `InputError` if there are more or longer categories than a column may have."""
+    if max(map(len, names), default=0) > LONGEST_CATEGORY:
+        raise InputError(
+            f"{what} has a category of more than {LONGEST_CATEGORY} characters: shorten it, or leave the column out"
+        )
     if len(names) > MOST_CATEGORIES:
         raise InputError(
             f"{what} has {len(names)} categories, more than the {MOST_CATEGORIES} that are allowed: merge some, or leave it out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,18 +24,34 @@ class Tables(NamedTuple):
     """The rows of tables, ready for `Task.of` and `solve`.
 
     A client's rows are a dictionary with "features", "label" and, where there is a column for it, "weight"; those of `lower`,
-    which train, also have "place", the row's own place among the training rows of all clients.
+    which train, also have "place", the row's own place among the training rows of all clients. There are always all clients: in
+    place of rows that are elsewhere, at the sites of a federation, stand as many whose numbers mean nothing.
     """
 
     lower: Sequence[Rows]
     upper: Sequence[Rows]
-    sizes: Sequence[int]  # training rows of each of these clients
     preprocessing: Preprocessing
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing, here: Mapping[int, SiteTable]) -> Tables:
+        """The rows of the sites whose tables are here, by number."""
+        parts = [
+            _parts(here[m], preprocessing) if m in here else [preprocessing.filler(n) for n in sizes]
+            for m, sizes in enumerate(zip(preprocessing.training, preprocessing.validating, strict=True))
+        ]
+        ends = np.cumsum([0, *preprocessing.training])
+        lower = [{**rows, "place": np.arange(*of, dtype=np.int32)} for (rows, _), of in zip(parts, pairwise(ends), strict=True)]
+        return cls(lower, [rows for _, rows in parts], preprocessing)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The number of training rows of each client."""
+        return self.preprocessing.training
 
     @property
     def places(self) -> int:
         """The number of training rows of all clients together."""
-        return sum(self.preprocessing.rows)
+        return sum(self.sizes)
 
     @property
     def width(self) -> int:
@@ -80,9 +97,7 @@ def tables(sources: Iterable[Source], columns: Columns) -> Tables:
     for table in opened_tables if columns.features is None else ():
         named.require_same(table, opened_tables[0].name)
     sites = [site_table(table, named, m) for m, table in enumerate(opened_tables)]
-    preprocessing = fitted(named, Here(sites))
-    rows = [site_rows(site, preprocessing, m) for m, site in enumerate(sites)]
-    return Tables([lower for lower, _ in rows], [upper for _, upper in rows], preprocessing.rows, preprocessing)
+    return Tables.of(fitted(named, Here(sites)), dict(enumerate(sites)))
 
 
 def tables_in(folder: str | Path, columns: Columns) -> Tables:
@@ -103,9 +118,7 @@ def site_table(table: Opened, columns: Columns, site: int) -> SiteTable:
     return SiteTable(read, columns, site)
 
 
-def site_rows(site: SiteTable, preprocessing: Preprocessing, number: int) -> tuple[Rows, Rows]:
+def _parts(site: SiteTable, preprocessing: Preprocessing) -> list[Rows]:
     """A site's rows that train, and those that validate."""
     rows = preprocessing.labelled(site.table)
-    lower, upper = ({name: of[part] for name, of in rows.items()} for part in (site.trains, ~site.trains))
-    place = sum(preprocessing.rows[:number]) + np.arange(preprocessing.rows[number], dtype=np.int32)
-    return {**lower, "place": place.astype(np.int32)}, upper
+    return [{name: of[part] for name, of in rows.items()} for part in (site.trains, ~site.trains)]
