@@ -114,8 +114,9 @@ class Preprocessing:
         sizes = {len(read.columns.numbers), len(read.means), len(read.deviations)}
         known = all(read.most_frequent.get(name) in of for name, of in read.categories.items())
         sites = len(read.training) == len(read.validating) and min((*read.training, *read.validating), default=0) > 0
+        usable = np.isfinite([*read.means, *read.deviations]).all() and min(read.deviations, default=1) > 0
         known = known and list(read.categories) == read.columns.texts and read.columns.features is not None
-        if len(sizes) > 1 or not known or not sites:
+        if len(sizes) > 1 or not (known and sites and usable):
             raise InputError("its parts do not fit together: restore it")
         return read
 
