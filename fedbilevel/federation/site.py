@@ -1,29 +1,28 @@
-"""A site of a federation: takes part in runs with its own data, and tells the server nothing more."""
+"""A site of a federation: takes part in runs with its own data, and tells the server how many rows it has, and nothing more."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
 from nvflare.collab import collab
 
-from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, NotFinite, in_one_line
-from fedbilevel.federation.begin_message import BeginMessage
+from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.compile_cache import keep_compiled
-from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
-from fedbilevel.registry import find
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class Site:
 
     @documented(collab.publish)
     def begin(self, request: bytes) -> Reply:
-        """Take part in the run that the server names; the reply says whether the site's data is its own."""
+        """Take part in the run that the server names; the reply says how many rows the site has, and if they are its own."""
         return self._guarded(lambda: self._begun.get(request) or self._begin(request))
 
     @documented(collab.publish)
@@ -103,15 +102,16 @@ class Site:
         with _unsaid():
             own = SiteData.read(self._kit / "local" / "site.toml")
         own.agree(run.task, run.knobs)
+        settings = own.configured("task", run.task, run.code, run.knobs)
+        algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         with _unsaid():
-            task, population = own.load(run.knobs)
-        algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
+            task, population = own.load(settings, run.number, run.sites)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
         self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
-        word = SIMULATED if own.loader == "share" else OWN_DATA
-        self._begun = {request: word}
-        return word
+        found = task.declared.found if task.declared else ()
+        self._begun = {request: json.dumps(asdict(Holdings.of(population, own.loader == "share", found))).encode()}
+        return self._begun[request]
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:

@@ -18,9 +18,10 @@ from fedbilevel.errors import InputError, in_words, require, users_code
 from fedbilevel.own_code import is_ours, offered
 from fedbilevel.settings import check_all, plain, settings
 from fedbilevel.tasks.base import Better, Declared, Suited, Task
+from fedbilevel.tasks.client_data import ClientData
 
 Class = TypeVar("Class", bound=type)
-DATA = "data"  # the one argument that is not a knob: the folder of data sets
+DATA = "data"  # the one argument that is not a knob: the folder of data sets, or the clients' data
 
 
 @overload
@@ -46,7 +47,8 @@ def task(
 
     The knobs are the arguments of the function or the fields of the class. Each has a type (a number, a Boolean, a string or
     a `Literal`) and a default, either plain or made by `real`, `count`, `choice`, `flag` or `text` with bounds and a meaning.
-    An argument called `data` is not a knob, but the folder given by `--data`.
+    An argument called `data` is not a knob, but the folder given by `--data`; with the type `ClientData`, which also serves a
+    federation, it reads each client's file.
 
     Args:
         headline: the metric to compare methods by; the upper loss unless given.
@@ -125,8 +127,8 @@ def _class_of(function: Callable[..., Task]) -> type:
             body[argument] = _knob(function, argument, parameter.default)
             body["__annotations__"][argument] = Any
 
-    def build(self: Any, data: str = "") -> Task:
-        """The task with these knobs; `data` is the folder of its data."""
+    def build(self: Any, data: str | ClientData = "") -> Task:
+        """The task with these knobs; `data` is its data, or the folder of it."""
         values = {knob: getattr(self, knob) for knob in settings(type(self))}
         if DATA in arguments and (data or arguments[DATA].default is inspect.Parameter.empty):
             values[DATA] = data
@@ -139,14 +141,21 @@ def _class_of(function: Callable[..., Task]) -> type:
 def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
     """The same function, whose errors become one line that names the line of the user's code."""
     function = inspect.unwrap(build)
+    argument = inspect.signature(function).parameters.get(DATA)
+    default = argument.default if argument else None
+    by_client = isinstance(default, ClientData) or (argument is not None and ClientData.__name__ in str(argument.annotation))
 
     @functools.wraps(build)
-    def guarded(self: Any, data: str = "") -> Task:
+    def guarded(self: Any, data: str | ClientData = "") -> Task:
+        given = ClientData(data) if isinstance(data, str) else dataclasses.replace(data, found=[])
+        if by_client and isinstance(default, ClientData) and not given.folder:
+            given = dataclasses.replace(given, folder=default.folder)
         with users_code(function.__code__.co_filename):
-            built = build(self, data)
+            built = build(self, given if by_client else given.folder)
         name = type(self).__name__
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
-        built = dataclasses.replace(built, declared=Declared(self, data))
+        folder = data if isinstance(data, str) else data.folder
+        built = dataclasses.replace(built, declared=Declared(self, folder, tuple(given.found)))
         names = built.metric_names()
         require(self.headline in names, f"{name}: headline", f"one of its metrics {', '.join(names)}", self.headline)
         return built
