@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fedbilevel.settings import step_size as step_size
     from fedbilevel.settings import text as text
     from fedbilevel.tasks.base import Task as Task
+    from fedbilevel.tasks.client_data import ClientData as ClientData
     from fedbilevel.tasks.data.columns import Columns as Columns
     from fedbilevel.tasks.data.preprocessing import Preprocessing as Preprocessing
     from fedbilevel.tasks.data.tables import Tables as Tables
@@ -75,6 +76,7 @@ _MODULES = {
         "library.solve": ["solve"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
+        "tasks.client_data": ["ClientData"],
         "tasks.data.columns": ["Columns"],
         "tasks.data.preprocessing": ["Preprocessing"],
         "tasks.data.tables": ["Tables", "tables"],

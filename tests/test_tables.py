@@ -306,9 +306,9 @@ def test_a_tabular_task_of_four_unequal_sites_takes_at_most_thirty_lines(example
 
 def test_the_command_keeps_the_preprocessing_and_is_not_continued_on_other_tables(run, example, tmp_path):
     code, out, err = run("show", EXAMPLE)
-    assert (code, err) == (0, "") and "by --data: label: diagnosis; weight: weight; split: role; features: all other" in out
+    assert (code, err) == (0, "") and "by --data: label: diagnosis; weight: weight; split: role; features: radius, perimeter" in out
     assert run("run", EXAMPLE, "fedavg", "--rounds", 5)[2].endswith(
-        "cleaning needs tables: give the folder with one for each client with --data\n"
+        "a task on tables needs them: give the folder with one for each client with --data\n"
     )
     folder = shutil.copytree(example[1], tmp_path / "clinics")
     assert run("run", EXAMPLE, "fedavg", "--rounds", 5, "--data", folder, "--out", "here")[0] == 0

@@ -18,11 +18,12 @@ from fedbilevel.errors import InputError, in_words, require, users_code
 from fedbilevel.own_code import is_ours, offered
 from fedbilevel.settings import check_all, plain, settings
 from fedbilevel.tasks.base import Better, Declared, Suited, Task
+from fedbilevel.tasks.client_data import ClientData
 from fedbilevel.tasks.data.columns import Columns
-from fedbilevel.tasks.data.tables import Tables, tables_in
+from fedbilevel.tasks.data.tables import Tables
 
 Class = TypeVar("Class", bound=type)
-DATA = "data"  # the one argument that is not a knob: the folder of data sets
+DATA = "data"  # the one argument that is not a knob: the folder of data sets, or the clients' data
 
 
 @overload
@@ -53,7 +54,8 @@ def task(
 
     The knobs are the arguments of the function or the fields of the class. Each has a type (a number, a Boolean, a string or
     a `Literal`) and a default, either plain or made by `real`, `count`, `choice`, `flag` or `text` with bounds and a meaning.
-    An argument called `data` is not a knob, but the folder given by `--data`, or, with `columns`, the `Tables` in it.
+    An argument called `data` is not a knob, but the folder given by `--data`; with the type `ClientData`, which also serves a
+    federation, it reads each client's file, and with `columns` it is the clients' `Tables`.
 
     Args:
         headline: the metric to compare methods by; the upper loss unless given.
@@ -137,8 +139,8 @@ def _class_of(function: Callable[..., Task]) -> type:
             body[argument] = _knob(function, argument, parameter.default)
             body["__annotations__"][argument] = Any
 
-    def build(self: Any, data: str | Tables = "") -> Task:
-        """The task with these knobs; `data` is the folder of its data, or its tables."""
+    def build(self: Any, data: str | ClientData | Tables = "") -> Task:
+        """The task with these knobs; `data` is its data, or the folder of it."""
         values = {knob: getattr(self, knob) for knob in settings(type(self))}
         if DATA in arguments and (data or arguments[DATA].default is inspect.Parameter.empty):
             values[DATA] = data
@@ -151,18 +153,26 @@ def _class_of(function: Callable[..., Task]) -> type:
 def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
     """The same function, whose errors become one line that names the line of the user's code."""
     function = inspect.unwrap(build)
+    argument = inspect.signature(function).parameters.get(DATA)
+    default = argument.default if argument else None
+    by_client = isinstance(default, ClientData) or (argument is not None and ClientData.__name__ in str(argument.annotation))
 
     @functools.wraps(build)
-    def guarded(self: Any, data: str | Tables = "") -> Task:
-        name, given, folder = type(self).__name__, data, "" if isinstance(data, Tables) else data
-        if self.columns is not None and not isinstance(data, Tables):
-            if not data:
-                raise InputError(f"{name} needs tables: give the folder with one for each client with --data")
-            given = tables_in(data, self.columns)
+    def guarded(self: Any, data: str | ClientData | Tables = "") -> Task:
+        source = (
+            ClientData() if isinstance(data, Tables) else ClientData(str(data)) if not isinstance(data, ClientData) else data
+        )
+        source = dataclasses.replace(source, found=[])
+        if by_client and isinstance(default, ClientData) and not source.folder:
+            source = dataclasses.replace(source, folder=default.folder)
+        given: Any = source if by_client else source.folder
+        if self.columns is not None:
+            given = data if isinstance(data, Tables) else source.tables(self.columns)
         with users_code(function.__code__.co_filename):
             built = build(self, given)
+        name = type(self).__name__
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
-        built = dataclasses.replace(built, declared=Declared(self, folder))
+        built = dataclasses.replace(built, declared=Declared(self, source.folder, tuple(source.found)))
         if isinstance(given, Tables) and built.preprocessing is None:
             built = dataclasses.replace(built, preprocessing=given.preprocessing)
         names = built.metric_names()

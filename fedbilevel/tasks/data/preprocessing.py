@@ -50,6 +50,14 @@ class Preprocessing:
     training: Sequence[int]  # rows of each site that train
     validating: Sequence[int]  # and that validate
 
+    @classmethod
+    def assumed(cls, columns: Columns, sizes: Sequence[int]) -> Preprocessing:
+        """One in place of that of sites which have said nothing yet, each with as many rows as assumed."""
+        numbers = len(columns.numbers)
+        categories = {name: columns.declared[name] or ["unknown"] for name in columns.texts}
+        frequent = {name: of[0] for name, of in categories.items()}
+        return cls(columns, [0.0] * numbers, [1.0] * numbers, categories, frequent, sizes, sizes)
+
     @property
     def names(self) -> list[str]:
         """What the features are called, one after another."""
