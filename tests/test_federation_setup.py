@@ -321,7 +321,9 @@ def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
     there.begin()
     replies, errors = there.ask({0: b"?", 1: b"?"})
     assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
-    assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == dict.fromkeys((0, 1), Holdings(True, 2, 3))
+    assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == dict.fromkeys(
+        (0, 1), Holdings(True, 2, 3)
+    )
     trouble = Failure(Kind.BROKEN, "b: MemoryError at the site: see its log")
     sites = Sites({0: [HELD], 1: [trouble] * 9}, {0: [b"1"] * 9})
     there = roster(sites)
