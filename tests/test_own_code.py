@@ -216,10 +216,9 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["run", "own.py:", "simfbo"], "'own.py:' must be of the form FILE.py or FILE.py:NAME"),
         (["run", "quadratic", "own.py"], "own.py has no algorithm: decorate a class with @fedbilevel.algorithm"),
         (["run", "own.py", "simfbo", "--knob", "weigt=1"], "small has no setting 'weigt'; did you mean weight"),
-        (
-            ["run", "own.py", "simfbo", "--federation", "."],
-            "a federation runs only fedbilevel's own tasks and algorithms, and small",
-        ),
+        (["run", "own.py", "simfbo", "--federation", "."], ". holds no federation"),
+        (["run", "own.py", "simfbo", "--weights", "half"], "weights must be equal, rows (as many as a client has), or numbers"),
+        (["run", "own.py", "simfbo", "--weights", "1,2,3,4,5,6,7"], "numbers above 0, one per client; given: [1.0, 2.0, 3.0, "),
         (["run", "quadratic", "method.py", "method.py:MyMethod"], "an algorithm is named twice in MyMethod MyMethod"),
         (["sweep", "own.py", "simfbo", "--grid", "wight=1,2"], "simfbo has no hyperparameter 'wight'; did you mean weight"),
         (["sweep", "own.py", "simfbo", "--grid", "weight=1,2", "--knob", "weight=1"], "weight is in --grid and in --knob"),

@@ -306,7 +306,10 @@ def test_a_tabular_task_of_four_unequal_sites_takes_at_most_thirty_lines(example
 
 def test_the_command_keeps_the_preprocessing_and_is_not_continued_on_other_tables(run, example, tmp_path):
     code, out, err = run("show", EXAMPLE)
-    assert (code, err) == (0, "") and "by --data: label: diagnosis; weight: weight; split: role; features: radius, perimeter" in out
+    assert (code, err) == (
+        0,
+        "",
+    ) and "by --data: label: diagnosis; weight: weight; split: role; features: radius, perimeter" in out
     assert run("run", EXAMPLE, "fedavg", "--rounds", 5)[2].endswith(
         "a task on tables needs them: give the folder with one for each client with --data\n"
     )

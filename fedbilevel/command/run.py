@@ -202,10 +202,8 @@ def _with_sites(
     require_flare()
     if not 0 < round_timeout <= LONGEST_ROUND:
         raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
-    sites = Federation.read(folder).sites
-    if "clients" in settings_of(find(TASKS, "task", task).load()) and str(knobs.setdefault("clients", len(sites))) != str(
-        len(sites)
-    ):
+    sites, known = Federation.read(folder).sites, settings_of(find(TASKS, "task", task).load())
+    if "clients" in known and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
         raise InputError(
             f"the federation has {len(sites)} sites, but {label(task)} was given clients={knobs['clients']}: leave it out"
         )

@@ -147,7 +147,7 @@ def check_pins(pins: Mapping[str, str]) -> None:
 
 
 def pin(file: Path, code: OwnFile | OwnPackage) -> None:
-    """Write the code's pin into the table `[trusted]` of a `site.toml`, in place of an older one; nothing else changes there."""
+    """Write the code's pin into the table `[trusted]` of a `site.toml`, in place of an older one, and change nothing else."""
     key, text = json.dumps(code.name), read_bytes(file).decode(errors="replace")
     line = f"{key} = {json.dumps(code.sha256)}"
     lines = [old for old in text.splitlines() if not old.startswith(f"{key} = ")]

@@ -105,7 +105,8 @@ class ExperimentServer:
         for m, failure in failures.items():
             logger.warning("%s has not begun: %s", self.sites[m], failure)
         task = self._data.measurable(experiment.task)
-        self._said = [self._data.line(task.population.weights.tolist())]
+        if not self._data.simulated or configuration.options.weights is not None:
+            self._said = [self._data.line(task.population.weights.tolist())]
         shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
         drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
         engine = DeployedEngine(roster, task.population, drawn, shapes, tested)

@@ -31,6 +31,7 @@ from fedbilevel.tasks.data.table_sums import SiteTable
 from fedbilevel.tasks.data.tables import Tables, site_table
 from fedbilevel.user_files import Scalar, read_arrays, read_toml
 
+LEVELS = ("upper", "lower", "test")
 LOADERS = ("share", "files", "function", "task", "table")
 TABLES = {table.kind: table for table in (TASKS, ALGORITHMS)}
 
@@ -94,8 +95,10 @@ class SiteData:
             own = like.only(client)
         else:
             parts = self._files(task) if self.loader == "files" else self._called()
-            names, forms = ("upper", "lower", "test"), (like.upper.rows, like.lower.rows, like.upper.rows)
-            upper, lower, *test = (_alike(self.file, *of) for of in zip(names, parts, forms, strict=False))
+            forms = (like.upper.rows, like.lower.rows, like.upper.rows)
+            upper, lower, *test = rows = [_alike(self.file, *of) for of in zip(LEVELS, parts, forms, strict=False)]
+            for of in zip(LEVELS, rows, forms, strict=False) if is_ours(type(settings)) else ():
+                _check_places(self.file, *of)
             own = Population.build(like.problem, [upper], [lower], None, like.batch_size, test or None)
         if not is_ours(type(settings)):
             check_means(own, task.x, task.y, pooled=True)
@@ -145,8 +148,8 @@ class SiteData:
         if not self.path or not file.is_file():
             raise InputError(f"{self.file}: path must name an .npz file; given: {self.path!r}")
         arrays, parts = read_arrays(file), []
-        levels = {"upper": task.population.upper, "lower": task.population.lower, "test": task.population.upper}
-        for what, shards in levels.items():
+        like = task.population
+        for what, shards in zip(LEVELS, (like.upper, like.lower, like.upper), strict=True):
             paths, structure = jax.tree_util.tree_flatten_with_path(shards.rows)
             names = [
                 "_".join([what, *(str(getattr(key, "name", getattr(key, "key", key))) for key in path)]) for path, _ in paths
@@ -166,16 +169,17 @@ class SiteData:
             raise InputError(f"{self.file}: function must be of the form module:name; given: {self.function!r}")
         try:
             parts = getattr(importlib.import_module(module), name)()
-            upper, lower, *test = parts
+            if not (isinstance(parts, tuple | list) and len(parts) in (2, 3)):
+                raise TypeError(f"it returns {type(parts).__name__}")
         except (ImportError, AttributeError) as error:
             raise InputError(f"{self.file}: {self.function} cannot be imported ({error})") from None
         except (TypeError, ValueError) as error:
             raise InputError(f"{self.file}: {self.function} must return (upper rows, lower rows) ({error})") from None
-        return upper, lower, *test[:1]
+        return parts
 
 
 def _alike(file: Path, what: str, rows: Tree, wanted: Tree) -> Tree:
-    """The rows in the types of the task's; `InputError` unless built alike, with finite numbers and possible labels."""
+    """The rows in the types of the task's; `InputError` unless they are built alike and hold finite numbers."""
     given: Any = jax.tree.structure(rows)
     if given != jax.tree.structure(wanted):
         raise InputError(f"{file}: the {what} rows must be {jax.tree.structure(wanted)}, not {given}")
@@ -190,9 +194,15 @@ def _alike(file: Path, what: str, rows: Tree, wanted: Tree) -> Tree:
         mine = converted(f"{file}: {name}", mine, theirs.dtype)
         if np.issubdtype(mine.dtype, np.floating) and not np.isfinite(mine).all():
             raise InputError(f"{file}: {name} holds a value that is not finite: fix the data")
+        made.append(mine)
+    return jax.tree.unflatten(given, made)
+
+
+def _check_places(file: Path, what: str, rows: Tree, wanted: Tree) -> None:
+    """Raise `InputError` if whole numbers cannot be labels and places of one of the package's own tasks."""
+    for (path, mine), theirs in zip(jax.tree_util.tree_leaves_with_path(rows), jax.tree.leaves(wanted), strict=True):
+        name = what + jax.tree_util.keystr(path)
         if np.issubdtype(mine.dtype, np.signedinteger) and mine.min(initial=0) < 0:
             raise InputError(f"{file}: {name} must not be below 0; given: {mine.min()}")
         if name.endswith(".place") and mine.max(initial=0) > theirs.max():  # it would pass for the last one
             raise InputError(f"{file}: {name} must be at most {theirs.max()}, the task's last; given: {mine.max()}")
-        made.append(mine)
-    return jax.tree.unflatten(given, made)

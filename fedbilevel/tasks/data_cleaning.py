@@ -204,7 +204,8 @@ class DataCleaning:
         def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
             return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
 
-        problem = replace(problem, metrics=(("validation_error", validation_error),))
+        tests = classification.tests(net, lambda x, y: model(y))
+        problem = replace(problem, metrics=(("validation_error", validation_error),), tests=tests)
         population = Population.build(
             problem,
             upper=[Labelled(source.images[v], source.labels[v]) for v in validation],
