@@ -224,7 +224,7 @@ def broken():
     ("entries", "message"),
     [
         (dict(task="quadratic"), "missing required field `loader`"),
-        (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function, task; given: magic"),
+        (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function, task, table; given: magic"),
         (dict(task="quadratic", loader="share", cliet=1), "unknown entry 'cliet'; did you mean client"),
         (dict(task="quadratic", loader="share", client="1"), "client: Expected `int`, got `str`"),
         (dict(task="quadratic", loader="share", client=3), "client must be from 0 to 2; given: 3"),

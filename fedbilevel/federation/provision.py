@@ -59,8 +59,9 @@ loader = "share"              # share: this site's share of the task's simulated
                               # files: an .npz with arrays upper_<field> and lower_<field>, a row per sample
                               # function: module:name of your own function, which returns (upper rows, lower rows)
                               # task: an own task reads this site's file itself
+                              # table: a .csv or .parquet file, for an own task on tables
 client = {number}                    # share: which of the simulated clients this site is
-# path = "rows.npz"           # files: relative to this file
+# path = "rows.npz"           # files, table: relative to this file
 # function = "mine:rows"      # function
 # data = "/srv/data"          # task: the folder with this site's file
 
