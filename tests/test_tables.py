@@ -5,10 +5,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killing import kill_after_rows
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -29,6 +27,8 @@ from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.failure import Failure
 from fedbilevel.engines.loopback import Loopback
 from fedbilevel.engines.table_exchange import RemoteTables, answered
+from fedbilevel.federation.site_data import SiteData
+from fedbilevel.federation.table_questions import parted
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
@@ -356,14 +356,8 @@ def test_new_rows_with_an_unknown_category_are_refused(example):
 @pytest.mark.slow
 def test_a_tabular_task_survives_kill_9_and_is_swept_and_reported(run, example, tmp_path):
     command = [sys.executable, "-m", "fedbilevel", "run", EXAMPLE, "simfbo", "--rounds", "8000", "--every", "400"]
-    environment = {**os.environ, "JAX_ENABLE_X64": "1"}
-    process = subprocess.Popen([*command, "--data", example[1], "--out", tmp_path / "here"], stdout=-3, env=environment)
-    metrics, deadline = tmp_path / "here/simfbo/metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    command += ["--data", example[1], "--out", tmp_path / "here"]
+    kill_after_rows(command, tmp_path / "here/simfbo/metrics.jsonl", env={**os.environ, "JAX_ENABLE_X64": "1"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert run("resume", "here")[0] == 0
@@ -407,19 +401,19 @@ def remote(tables, columns=COLUMNS):
 def test_across_a_transport_the_fit_and_the_run_have_the_bits_of_the_simulation(example):
     names, folder = example
     task = names["cleaning"]()
-    columns = names["COLUMNS"].named(opened(folder / "0.csv"))
-    sites = [site_table(opened(folder / f"{m}.csv"), columns, m) for m in range(4)]
-    fit = fitted(columns, RemoteTables(Wire(sites), columns, 4))
-    whole = task.build(str(folder))
+    columns, files = names["COLUMNS"], [folder / "0.csv", folder / "1.csv"]
+    sites = remote(files, columns)
+    fit = fitted(columns, RemoteTables(Wire(sites), columns, 2))
+    whole = task.build(fb.tables(files, columns))
     assert fit == whole.preprocessing == fb.Preprocessing.decoded(fit.encoded())
 
     server, algorithm = task.build(fb.Tables.of(fit, {})), fb.FedAvg()
-    weights, shapes = np.ones(4), call_shapes(algorithm, server.population, server.x, server.y)
+    shapes = call_shapes(algorithm, server.population, server.x, server.y)
     runtimes = {}
     for m, site in enumerate(sites):
         at_site = task.build(fb.Tables.of(fit, {m: site}))
-        assert at_site.x.shape == server.x.shape and not any(np.any(_rows(at_site, k)) for k in range(4) if k != m)
-        runtimes[m] = ClientRuntime(algorithm, at_site.population.only(m), m, weights[m], shapes)
+        assert at_site.x.shape == server.x.shape and not np.any(_rows(at_site, 1 - m))
+        runtimes[m] = ClientRuntime(algorithm, at_site.population.only(m), m, call_shapes=shapes)
     engine = DeployedEngine(Loopback(runtimes), server.population, Everyone(), shapes)
     simulated = simulation(whole, algorithm, rounds=2, every=1)
     deployed = dataclasses.replace(simulated, task=server, engine=engine)
@@ -428,6 +422,30 @@ def test_across_a_transport_the_fit_and_the_run_have_the_bits_of_the_simulation(
         assert theirs.totals == ours.totals
         for name, value in ours.metrics.items():  # the deployed run also counts absences
             np.testing.assert_allclose(theirs.metrics[name], value, rtol=1e-6)
+
+
+def test_a_site_takes_only_a_fit_for_its_own_columns_and_rows(example, tmp_path):
+    names, folder = example
+    settings, own = names["cleaning"](), SiteData(tmp_path / "site.toml", "cleaning", "table", path=str(folder / "1.csv"))
+    fit = settings.build(str(folder)).preprocessing
+    task, population = own.load(settings, 1, fit=fit.encoded().decode())
+    assert task.x.size == sum(fit.training) and int(population.lower.size[0]) == fit.training[1]
+    other = dataclasses.replace(fit.columns, weight="")
+    for number, wrong, line in (
+        (1, dataclasses.replace(fit, columns=other, means=fit.means[:-1], deviations=fit.deviations[:-1]), "other columns"),
+        (4, fit, "for other columns or sites"),
+        (2, fit, "has other rows than when the run began"),
+        (1, dataclasses.replace(fit, validating=[10**9] * 4), "or too many"),
+    ):
+        with pytest.raises(fb.InputError, match=line):
+            own.load(settings, number, fit=wrong.encoded().decode())
+    with pytest.raises(fb.InputError, match=r"path must name a \.csv or \.parquet file"):
+        dataclasses.replace(own, path="").table(settings, 0)
+    with pytest.raises(fb.InputError, match='loader = "share" has no table with named features'):
+        dataclasses.replace(own, loader="share").table(settings, 0)
+    assert parted(b"\x02" + bytes(7) + b"abcd") == (b"ab", b"cd")
+    with pytest.raises(fb.InputError, match="cut off"):
+        parted(b"\x09" + bytes(7) + b"abcd")
 
 
 def test_no_cell_crosses_in_an_error_or_an_answer_about_numbers(caplog):
