@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 import fedbilevel as fb
 
-COLUMNS = fb.Columns(label="diagnosis", categories=["diagnosis", "texture", "symmetry"], weight="weight", split="role")
+NUMBERS = ["radius", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points", "fractal dimension"]
+GRADES = {"texture": ["low", "medium", "high"], "symmetry": []}  # the clinics need not say which textures occur
+COLUMNS = fb.Columns("diagnosis", [*NUMBERS, *GRADES], {**GRADES, "diagnosis": []}, weight="weight", split="role")
 
 
 @fb.task(headline="accuracy", better={"accuracy": "higher"}, suited={"simfbo": dict(eta_x=30, gamma_x=30)}, columns=COLUMNS)

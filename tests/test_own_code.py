@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import kill_after_rows
 from made_files import OWN_TASK as SMALL
 
 import fedbilevel as fb
@@ -109,13 +108,8 @@ def test_a_killed_run_goes_on_from_another_folder_to_the_same_end(place, tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     whole = subprocess.run([*COMMAND, *LONG, "--out", tmp_path / "whole"], cwd=place, env=environment, capture_output=True)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen([*COMMAND, *LONG, "--out", tmp_path / "here"], cwd=place, env=environment, stdout=-3)
-    metrics, deadline = tmp_path / "here/simfbo/metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    here = tmp_path / "here"
+    kill_after_rows([*COMMAND, *LONG, "--out", here], here / "simfbo/metrics.jsonl", cwd=place, env=environment)
     resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     for name in ("simfbo", "MyMethod"):

@@ -5,10 +5,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killing import kill_after_rows
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -306,7 +304,10 @@ def test_a_tabular_task_of_four_unequal_sites_takes_at_most_thirty_lines(example
 
 def test_the_command_keeps_the_preprocessing_and_is_not_continued_on_other_tables(run, example, tmp_path):
     code, out, err = run("show", EXAMPLE)
-    assert (code, err) == (0, "") and "by --data: label: diagnosis; weight: weight; split: role; features: all other" in out
+    assert (code, err) == (
+        0,
+        "",
+    ) and "by --data: label: diagnosis; weight: weight; split: role; features: radius, perimeter" in out
     assert run("run", EXAMPLE, "fedavg", "--rounds", 5)[2].endswith(
         "cleaning needs tables: give the folder with one for each client with --data\n"
     )
@@ -353,14 +354,8 @@ def test_new_rows_with_an_unknown_category_are_refused(example):
 @pytest.mark.slow
 def test_a_tabular_task_survives_kill_9_and_is_swept_and_reported(run, example, tmp_path):
     command = [sys.executable, "-m", "fedbilevel", "run", EXAMPLE, "simfbo", "--rounds", "8000", "--every", "400"]
-    environment = {**os.environ, "JAX_ENABLE_X64": "1"}
-    process = subprocess.Popen([*command, "--data", example[1], "--out", tmp_path / "here"], stdout=-3, env=environment)
-    metrics, deadline = tmp_path / "here/simfbo/metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    command += ["--data", example[1], "--out", tmp_path / "here"]
+    kill_after_rows(command, tmp_path / "here/simfbo/metrics.jsonl", env={**os.environ, "JAX_ENABLE_X64": "1"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert run("resume", "here")[0] == 0
@@ -404,19 +399,19 @@ def remote(tables, columns=COLUMNS):
 def test_across_a_transport_the_fit_and_the_run_have_the_bits_of_the_simulation(example):
     names, folder = example
     task = names["cleaning"]()
-    columns = names["COLUMNS"].named(opened(folder / "0.csv"))
-    sites = [site_table(opened(folder / f"{m}.csv"), columns, m) for m in range(4)]
-    fit = fitted(columns, RemoteTables(Wire(sites), columns, 4))
-    whole = task.build(str(folder))
+    columns, files = names["COLUMNS"], [folder / "0.csv", folder / "1.csv"]
+    sites = remote(files, columns)
+    fit = fitted(columns, RemoteTables(Wire(sites), columns, 2))
+    whole = task.build(fb.tables(files, columns))
     assert fit == whole.preprocessing == fb.Preprocessing.decoded(fit.encoded())
 
     server, algorithm = task.build(fb.Tables.of(fit, {})), fb.FedAvg()
-    weights, shapes = np.ones(4), call_shapes(algorithm, server.population, server.x, server.y)
+    shapes = call_shapes(algorithm, server.population, server.x, server.y)
     runtimes = {}
     for m, site in enumerate(sites):
         at_site = task.build(fb.Tables.of(fit, {m: site}))
-        assert at_site.x.shape == server.x.shape and not any(np.any(_rows(at_site, k)) for k in range(4) if k != m)
-        runtimes[m] = ClientRuntime(algorithm, at_site.population.only(m), m, weights[m], shapes)
+        assert at_site.x.shape == server.x.shape and not np.any(_rows(at_site, 1 - m))
+        runtimes[m] = ClientRuntime(algorithm, at_site.population.only(m), m, call_shapes=shapes)
     engine = DeployedEngine(Loopback(runtimes), server.population, Everyone(), shapes)
     simulated = simulation(whole, algorithm, rounds=2, every=1)
     deployed = dataclasses.replace(simulated, task=server, engine=engine)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbilevel.engines import wire
 from fedbilevel.engines.exchange import Transport
+from fedbilevel.engines.failure import Kind
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.table_sums import QUESTIONS, Deviations, Names, SiteTable, Totals, length, require_categories
@@ -62,8 +63,9 @@ class RemoteTables:
     def _ask(self, question: Names | Totals | Deviations) -> list[Any]:
         request = wire.encode(question)
         replies, failures = self._transport.ask({m: request for m in range(self.size)})
-        for m, failure in failures.items():
-            raise InputError(f"all sites must say something about their tables before the run begins; client {m}: {failure}")
+        for failure in failures.values():
+            kind = InputError if failure.kind is Kind.REFUSED else RuntimeError
+            raise kind(f"the run cannot begin before all sites have answered about their tables; {failure}")
         return [wire.decode(replies[m]) for m in range(self.size)]
 
 
