@@ -195,8 +195,8 @@ def test_images_can_come_from_files(tmp_path):
     arrays = {f"{what}_{k}": np.asarray(v) for what, rows in named.items() for k, v in rows._asdict().items()}
     np.savez(tmp_path / "rows.npz", **arrays)
     own = site(tmp_path, task="data-cleaning", loader="files", path="rows.npz")
-    task, files = own.load(DataCleaning(clients=4))
-    assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)] and task.truths == ("roc_auc",)
+    _, files = own.load(DataCleaning(clients=4))
+    assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)]
     np.savez(tmp_path / "rows.npz", **{name: array.astype(np.float64) for name, array in arrays.items()})
     for mine, theirs in zip(leaves(own.load(DataCleaning(clients=4))[1]), leaves(part), strict=True):
         assert mine.dtype == theirs.dtype

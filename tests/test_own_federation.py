@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from real_federations import Running, assert_equal, command, free_port, rows
 
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.tasks.regularisation import Regularisation
+
 pytestmark = pytest.mark.federation
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -91,6 +94,43 @@ def test_sites_weigh_by_their_rows_as_in_the_simulation(clinics, tmp_path):
     np.testing.assert_allclose([r["upper_loss"] for r in rows(tmp_path / "given")], [r["upper_loss"] for r in found], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_metrics_come_from_rows_that_the_sites_hold_out_or_are_left_out(clinics, tmp_path):
+    """With fedbilevel's own task on the sites' own rows, in doubles; only two of the sites hold any out."""
+    parts, held_out = Regularisation(clients=4).build().population, {}
+    arguments = ["regularisation", "simfbo", "--rounds", "10", "--federation", clinics.folder, "--out"]
+    try:
+        for m, site in enumerate(SITES):
+            part = parts.only(m)
+            named = {"upper": part.upper.rows, "lower": part.lower.rows}
+            arrays = {f"{w}_{k}": np.asarray(v, float) for w, own in named.items() for k, v in own._asdict().items()}
+            held_out[site] = {k.replace("upper", "test"): v[: 4 * m + 2] for k, v in arrays.items() if "upper" in k and m % 2}
+            np.savez(clinics.folder / site / "own" / "rows.npz", **arrays, **held_out[site])
+            clinics.configure(site, task="regularisation", loader="files", path="../own/rows.npz")
+        said = command("run", *arguments, tmp_path / "tested").stdout
+        assert "note: From rows that the sites hold out, 20 in all: test_loss, test_accuracy." in said
+        for site in SITES:
+            file = clinics.folder / site / "own" / "rows.npz"
+            np.savez(file, **{k: v for k, v in np.load(file).items() if not k.startswith("test")})
+        said = command("run", *arguments, tmp_path / "without").stdout
+    finally:
+        for site in SITES:
+            clinics.restore(site)
+    lines = [line for line in said.splitlines() if line.startswith("note: Left out")]
+    assert lines == [
+        "note: Left out, since the server would compute them from data that is not the sites': test_accuracy, test_loss."
+    ]
+    without, tested = (rows(tmp_path / name) for name in ("without", "tested"))
+    assert not {"test_loss", "test_accuracy"} & without[-1].keys()
+    assert [row["upper_loss"] for row in without] == [row["upper_loss"] for row in tested]
+    features, benign = (
+        np.concatenate([held_out[s][f"test_{k}"] for s in (SITES[1], SITES[3])]) for k in ("features", "benign")
+    )
+    score = features @ RunFolder(tmp_path / "tested" / "simfbo").point()["y"]
+    np.testing.assert_allclose(tested[-1]["test_accuracy"], np.mean((score > 0) == benign), rtol=1e-5)
+    np.testing.assert_allclose(tested[-1]["test_loss"], np.mean(np.logaddexp(0, score) - benign * score), rtol=1e-5)
+
+
 def test_code_that_is_not_as_pinned_is_refused_before_any_data_is_read(clinics, tmp_path):
     """One site has pinned nothing, one has another file now, one has lost it, and one was never set up for the task."""
     own = [clinics.folder / site / "own" for site in SITES]
@@ -111,7 +151,7 @@ def test_code_that_is_not_as_pinned_is_refused_before_any_data_is_read(clinics, 
             "this site is set up for the task other, not for cleaning: refused",
         ]
         for site, line in zip(SITES, lines, strict=True):
-            assert f"refused: {line}" in clinics.log(site) and line in clinics.log("server")
+            assert f"refused: {line}" in clinics.log(site) and f"{site}: {line}" in done.stdout
         assert not list(clinics.folder.rglob("executed"))
     finally:
         for site, folder in zip(SITES, own, strict=True):

@@ -13,7 +13,7 @@ from fedbilevel.user_files import Scalar, decoded, naming
 
 PROTOCOL = 2  # raised with every change to what the server and the sites send each other
 WHAT = "the message to begin a run"
-MOST_ROWS = 10**8  # that a site may say it has: the server makes room for as many
+MOST_ROWS, MOST_FILES = 10**8, 100  # that a site may say it has: the server makes room for as many
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Holdings:
 
     def __post_init__(self) -> None:
         counts = (self.upper, self.lower, self.test, *self.found)
+        if len(self.found) > MOST_FILES:
+            raise InputError(f"a site has found at most {MOST_FILES} files; it says {len(self.found)}: refused")
         if not all(0 <= n <= MOST_ROWS for n in counts) or not (self.upper and self.lower):
             raise InputError(f"a site has from 1 to {MOST_ROWS:,} rows; it says {max(counts):,} and {min(counts):,}: refused")
 

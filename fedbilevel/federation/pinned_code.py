@@ -156,7 +156,7 @@ def pin(file: Path, code: OwnFile | OwnPackage) -> None:
     place = starts.index(TABLE) + 1
     new = "\n".join([*lines[:place], line, *lines[place:], ""])
     before, after = (_parsed(content) for content in (text, new))
-    if before is None or after != {**before, "trusted": {**before.get("trusted", {}), code.name: code.sha256}}:
+    if not (before and after) or after != {**before, "trusted": {**before.get("trusted", {}), code.name: code.sha256}}:
         raise InputError(f"{file} cannot be edited here: write {line} into its table {TABLE} yourself")
     file.write_text(new)
 

@@ -93,6 +93,9 @@ class SiteData:
             if not 0 <= client < like.size:
                 raise InputError(f"{self.file}: client must be from 0 to {like.size - 1}; given: {client}")
             own = like.only(client)
+            for level in LEVELS:
+                rows = getattr(own, level)
+                _check_finite(f"{self.file}: {level}", () if rows is None else rows.rows)
         else:
             parts = self._files(task) if self.loader == "files" else self._called()
             forms = (like.upper.rows, like.lower.rows, like.upper.rows)
@@ -191,11 +194,16 @@ def _alike(file: Path, what: str, rows: Tree, wanted: Tree) -> Tree:
                 f"{file}: {name} has rows of {mine.dtype}{list(mine.shape[1:])}, "
                 f"but the task's are {theirs.dtype}{list(theirs.shape[1:])}"
             )
-        mine = converted(f"{file}: {name}", mine, theirs.dtype)
-        if np.issubdtype(mine.dtype, np.floating) and not np.isfinite(mine).all():
-            raise InputError(f"{file}: {name} holds a value that is not finite: fix the data")
-        made.append(mine)
-    return jax.tree.unflatten(given, made)
+        made.append(converted(f"{file}: {name}", mine, theirs.dtype))
+    _check_finite(f"{file}: {what}", alike := jax.tree.unflatten(given, made))
+    return alike
+
+
+def _check_finite(what: str, rows: Tree) -> None:
+    """Raise `InputError` if a number of some rows is not finite."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
+        if np.issubdtype(leaf.dtype, np.floating) and not np.isfinite(leaf).all():
+            raise InputError(f"{what}{jax.tree_util.keystr(path)} holds a value that is not finite: fix the data")
 
 
 def _check_places(file: Path, what: str, rows: Tree, wanted: Tree) -> None:

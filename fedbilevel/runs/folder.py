@@ -198,6 +198,15 @@ class RunFolder:
         return self._beginning().code
 
     @property
+    def data_elsewhere(self) -> bool:
+        """Whether a site of its federation has said that its data is its own, and not the task's simulated one."""
+        with contextlib.suppress(InputError):
+            return not all(
+                said.get("simulated") for said in read_json(self.path / "sites.json", dict[str, dict[str, Any]]).values()
+            )
+        return False
+
+    @property
     def headline(self) -> str:
         """The metric to compare runs by."""
         return self._beginning().headline or self.configuration.task_class().headline

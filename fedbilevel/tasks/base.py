@@ -114,7 +114,6 @@ class Task:
 
     Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` returns without looking at any
     client's data, so that a server can compute them; its `y` has a row per client if the lower level is local.
-    `truths` names the metrics that compare with a truth known only for simulated data.
     `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     `x_tree` and `y_tree` give x and y as the user's trees.
@@ -131,7 +130,6 @@ class Task:
     lower_level: LowerLevel = "global"
     strongly_convex: bool = True
     holdings: Holdings | None = None
-    truths: tuple[str, ...] = ()
     shown: Callable[[np.ndarray], Sequence[Shown]] = nothing
     x_tree: Callable[[Array], Tree] = as_it_is
     y_tree: Callable[[Any], Tree] = as_it_is
@@ -159,7 +157,6 @@ class Task:
         row_metrics: Mapping[str, Loss] | None = None,
         lower_level: LowerLevel = "global",
         strongly_convex: bool = True,
-        truths: Iterable[str] = (),
         shown: Callable[[Tree], Sequence[Shown]] = nothing,
         preprocessing: Preprocessing | None = None,
     ) -> Task:
@@ -172,7 +169,6 @@ class Task:
                 is f, and `test_NAME` for each of the row metrics; each is a mean over all of these rows.
             lower_level: the problem that y solves: "global" for that of all clients, "local" for each client's own.
             strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
-            truths: the names of metrics that compare with a truth known only for simulated data.
             shown: what a report shows of an x that a run has found, as sections (`fedbilevel.tasks.shown`).
 
         Raises:
@@ -204,7 +200,6 @@ class Task:
             lower_level,
             strongly_convex,
             _rows_held(upper=population.upper, lower=population.lower),
-            tuple(truths),
             lambda x: shown(jax.tree.map(np.asarray, x_tree(jnp.asarray(x)))),
             x_tree,
             y_trees,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedbilevel.core.client_lists import converted
+from fedbilevel.core.devices import require_memory
 from fedbilevel.errors import InputError, require
 from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.preprocessing import Preprocessing
@@ -66,6 +67,7 @@ class ClientData:
         call, assumed = len(self.found), ASSUMED if own is None else len(own)
         self.found.append(0 if own is None else len(own))
         lengths = [said[call] if call < len(said) else assumed for said in self.sites]
+        require_memory(f"{pattern}: the sites' {sum(lengths):,} rows", sum(lengths) * form.nbytes, "leave out the largest")
         filled = [np.full((n, *form.shape), self.filler, form.dtype) for n in lengths]
         return filled if own is None else [own if m == self.here else rows for m, rows in enumerate(filled)]
 

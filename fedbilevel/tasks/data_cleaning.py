@@ -222,7 +222,7 @@ class DataCleaning:
         def shown(x: np.ndarray) -> tuple[Shown]:
             return (trust(1 / (1 + np.exp(-x)) if sigmoid else x, population.lower.rows, true, classes),)
 
-        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, truths=("roc_auc",), shown=shown)
+        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)
 
     def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""
