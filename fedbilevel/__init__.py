@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from fedbilevel.settings import step_size as step_size
     from fedbilevel.settings import text as text
     from fedbilevel.tasks.base import Task as Task
+    from fedbilevel.tasks.client_data import ClientData as ClientData
+    from fedbilevel.tasks.data.columns import Columns as Columns
+    from fedbilevel.tasks.data.preprocessing import Preprocessing as Preprocessing
+    from fedbilevel.tasks.data.tables import Tables as Tables
+    from fedbilevel.tasks.data.tables import tables as tables
     from fedbilevel.tasks.declare import task as task
     from fedbilevel.tasks.models.from_torch import from_torch as from_torch
 
@@ -71,6 +76,10 @@ _MODULES = {
         "library.solve": ["solve"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
+        "tasks.client_data": ["ClientData"],
+        "tasks.data.columns": ["Columns"],
+        "tasks.data.preprocessing": ["Preprocessing"],
+        "tasks.data.tables": ["Tables", "tables"],
         "tasks.declare": ["task"],
         "tasks.models.from_torch": ["from_torch"],
     }.items()

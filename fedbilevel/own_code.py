@@ -66,22 +66,26 @@ def label(name: str) -> str:
 def allow(name: str) -> None:
     """Record that the user allows the file to be executed, if the name refers to one."""
     if is_reference(name):
-        path = _path(name)
-        _allow(path, _sha256(read_bytes(path)))
+        path = path_of(name)
+        _allow(path, sha256_of(read_bytes(path)))
 
 
 def resolved(name: str, kind: str) -> str:
     """The name with the full path of its file; `InputError` unless the user allows the file and one class in it is meant."""
-    path, wanted = _path(name), (REFERENCE.fullmatch(name) or ["", "", None])[2]
-    module = load(path)
-    names = [n for n, value in vars(module).items() if offers(value, kind) and value.__module__ == module.__name__]
-    if not names:
+    path, wanted = path_of(name), (REFERENCE.fullmatch(name) or ["", "", None])[2]
+    return f"{path}:{name_in(load(path), path, kind, wanted)}"
+
+
+def name_in(module: types.ModuleType, path: Path, kind: str, wanted: str | None = None) -> str:
+    """The name of the task or the algorithm in a file's module that is wanted, or of the only one; `InputError` if none is."""
+    found = [n for n, value in vars(module).items() if offers(value, kind) and value.__module__ == module.__name__]
+    if not found:
         raise InputError(f"{path} has no {kind}: decorate {DECORATORS[kind]}")
-    if wanted is None and len(names) > 1:
-        raise InputError(f"{path} has several {kind}s: choose from {', '.join(f'{path.name}:{n}' for n in names)}")
-    if wanted is not None and wanted not in names:
-        raise InputError(f"{path} has no {kind} {wanted!r}{nearest(wanted, names)}")
-    return f"{path}:{wanted or names[0]}"
+    if wanted is None and len(found) > 1:
+        raise InputError(f"{path} has several {kind}s: choose from {', '.join(f'{path.name}:{n}' for n in found)}")
+    if wanted is not None and wanted not in found:
+        raise InputError(f"{path} has no {kind} {wanted!r}{nearest(wanted, found)}")
+    return wanted or found[0]
 
 
 def load(path: Path) -> types.ModuleType:
@@ -94,14 +98,14 @@ def load(path: Path) -> types.ModuleType:
 
 def hashes(names: Iterable[str]) -> dict[str, list[str]]:
     """The SHA-256 of every file among the names, as this process has loaded it."""
-    return {str(path): [_loaded(path)[0]] for path in map(_path, filter(is_reference, names))}
+    return {str(path): [_loaded(path)[0]] for path in map(path_of, filter(is_reference, names))}
 
 
 def executed_hashes(names: Iterable[str]) -> dict[str, list[str]]:
     """The same for files that the user has executed, as by importing them, and so allows; this executes none again."""
     found = {}
-    for path in map(_path, filter(is_reference, names)):
-        found[str(path)] = [_sha256(read_bytes(path))]
+    for path in map(path_of, filter(is_reference, names)):
+        found[str(path)] = [sha256_of(read_bytes(path))]
         _allow(path, found[str(path)][0])
     return found
 
@@ -112,8 +116,8 @@ def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, 
     The user can accept files that have `changed`, and files that were not run here (`trusted`).
     """
     found = dict(recorded)
-    for path in map(_path, filter(is_reference, names)):
-        now, known = _sha256(read_bytes(path)), recorded.get(str(path), [])
+    for path in map(path_of, filter(is_reference, names)):
+        now, known = sha256_of(read_bytes(path)), recorded.get(str(path), [])
         then = known[-1] if known else ""
         if not trusted and not _is_allowed(path, then):
             raise InputError(_not_allowed(path))
@@ -127,7 +131,8 @@ def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, 
     return found
 
 
-def _path(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """The full path of the file that a name refers to; `InputError` if it refers to none."""
     found = REFERENCE.fullmatch(name)
     if found is None or found[2] == "":
         raise InputError(f"{name!r} must be of the form FILE.py or FILE.py:NAME")
@@ -140,7 +145,8 @@ def _path(name: str) -> Path:
     return path
 
 
-def _sha256(content: bytes) -> str:
+def sha256_of(content: bytes) -> str:
+    """The SHA-256 of some bytes, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -149,7 +155,7 @@ def _state_folder() -> Path:
 
 
 def _seal(path: Path, sha256: str) -> str:
-    return _sha256(f"{path}\n{sha256}".encode())
+    return sha256_of(f"{path}\n{sha256}".encode())
 
 
 def _allow(path: Path, sha256: str) -> None:
@@ -178,14 +184,15 @@ def _loaded(path: Path) -> tuple[str, types.ModuleType]:
     """The SHA-256 of a file and its module."""
     if path not in _modules:
         content = read_bytes(path)
-        if not _is_allowed(path, _sha256(content)):
+        if not _is_allowed(path, sha256_of(content)):
             raise InputError(_not_allowed(path))
-        _modules[path] = _sha256(content), _executed(path, content)
+        _modules[path] = sha256_of(content), executed(path, content)
     return _modules[path]
 
 
-def _executed(path: Path, content: bytes) -> types.ModuleType:
-    module = types.ModuleType(f"_fedbilevel_own_{path.stem}_{_sha256(str(path).encode())[:8]}")
+def executed(path: Path, content: bytes) -> types.ModuleType:
+    """The module that the content of a file defines; whoever calls this has seen to it that the content may be executed."""
+    module = types.ModuleType(f"_fedbilevel_own_{path.stem}_{sha256_of(str(path).encode())[:8]}")
     module.__file__ = str(path)
     try:
         code = compile(content, str(path), "exec", dont_inherit=True)

@@ -84,7 +84,7 @@ def choice(default: str, meaning: str, options: Iterable[str], *, source: str = 
     return _field(default, Setting(str, meaning, source, "one of " + ", ".join(names), lambda v: v in names))
 
 
-def text(default: str, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
+def text(default: str | None, meaning: str, wanted: str, fits: Callable[[str], bool], *, source: str = "") -> Any:
     """Text of a certain form; `fits` may raise `ValueError` for any other."""
     return _field(default, Setting(str, meaning, source, wanted, fits))
 

@@ -18,6 +18,8 @@ from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep
+from fedbilevel.tasks.data.columns import Columns
+from fedbilevel.tasks.data.tables import tables
 
 KNOBS = {"clients": 2, "x_dimension": 2, "y_dimension": 2}
 PLAN = """
@@ -86,6 +88,8 @@ def make(folder):
     (folder / "mine.py").write_text(OWN_TASK)
     Federation(folder, "localhost", 8002, ("a", "b")).write()
     (folder / "site.toml").write_text('task = "quadratic"\nloader = "share"\nclient = 1\nknobs = { clients = 2 }\n')
+    table = {"a": [1.5, 2.5, 4.0], "b": ["x", "", "y"], "label": [0, 1, 1]}
+    (folder / "preprocessing.json").write_bytes(tables([table], Columns("label", categories=["b"])).preprocessing.encoded())
     np.savez(folder / "rows.npz", upper=np.zeros((2, 3)), lower=np.ones(2))
     planned = {name: json.loads((folder / "run/config.json").read_bytes()) for name in ("one", "other")}
     (folder / "starting.json").write_text(json.dumps(planned))

@@ -47,6 +47,11 @@ def test_regularisation_is_tuned(printed):
     assert after < 0.2 * before and accuracy > 0.94
 
 
+def test_tables_with_wrong_labels_are_cleaned(printed):
+    before, after, auc, _ = numbers(printed("clinic_tables.py"))
+    assert after > before + 0.3 and auc > 0.9
+
+
 @pytest.mark.slow
 def test_personal_heads_serve_clients_who_name_classes_differently(printed):
     *_, mean, worst = numbers(printed("personal_heads.py"))

@@ -18,7 +18,7 @@ from fedbilevel.command import main
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation import following, leftovers
-from fedbilevel.federation.begin_message import BeginMessage
+from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
@@ -167,21 +167,21 @@ def leaves(population):
 
 def test_a_share_files_and_a_function_give_the_same_rows(tmp_path, monkeypatch):
     whole = Quadratic(**KNOBS).build().population
-    _, share = site(tmp_path, task="quadratic", loader="share", client=2).load(KNOBS)
+    _, share = site(tmp_path, task="quadratic", loader="share", client=2).load(Quadratic(**KNOBS))
     rows = {
         f"{what}_{field}": np.asarray(array)
         for what, shards in (("upper", share.upper), ("lower", share.lower))
         for field, array in shards.rows._asdict().items()
     }
     np.savez(tmp_path / "rows.npz", **rows)
-    _, files = site(tmp_path, task="quadratic", loader="files", path="rows.npz").load(KNOBS)
+    _, files = site(tmp_path, task="quadratic", loader="files", path="rows.npz").load(Quadratic(**KNOBS))
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nfrom fedbilevel.tasks.quadratic import LowerRows, UpperRows\n"
         f"a = np.load({str(tmp_path / 'rows.npz')!r})\n"
         "def rows(): return UpperRows(a['upper_c'], a['upper_d']), LowerRows(a['lower_A'], a['lower_B'], a['lower_b'])\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    _, function = site(tmp_path, task="quadratic", loader="function", function="mine:rows").load(KNOBS)
+    _, function = site(tmp_path, task="quadratic", loader="function", function="mine:rows").load(Quadratic(**KNOBS))
     expected = [leaf[64:] for leaf in leaves(whole)]  # the third client's 32 rows
     for population in (share, files, function):
         assert population.size == 1 and population.batch_size == whole.batch_size
@@ -195,18 +195,25 @@ def test_images_can_come_from_files(tmp_path):
     arrays = {f"{what}_{k}": np.asarray(v) for what, rows in named.items() for k, v in rows._asdict().items()}
     np.savez(tmp_path / "rows.npz", **arrays)
     own = site(tmp_path, task="data-cleaning", loader="files", path="rows.npz")
-    task, files = own.load({"clients": 4})
-    assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)] and task.truths == ("roc_auc",)
-    np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"].astype(np.float32)})
-    with pytest.raises(InputError, match=r"lower\.images has rows of float32\[8, 8\], but the task's are uint8\[8, 8\]"):
-        own.load({"clients": 4})
+    _, files = own.load(DataCleaning(clients=4))
+    assert [a.shape for a in leaves(files)] == [a.shape for a in leaves(part)]
+    np.savez(tmp_path / "rows.npz", **{name: array.astype(np.float64) for name, array in arrays.items()})
+    for mine, theirs in zip(leaves(own.load(DataCleaning(clients=4))[1]), leaves(part), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+    np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"][:, 1:]})
+    with pytest.raises(InputError, match=r"lower\.images has rows of uint8\[7, 8\], but the task's are uint8\[8, 8\]"):
+        own.load(DataCleaning(clients=4))
+    np.savez(tmp_path / "rows.npz", **arrays | {"lower_images": arrays["lower_images"] + 0.5})
+    with pytest.raises(InputError, match=r"lower\.images holds 0.5, which uint8, the type of the task's rows, cannot"):
+        own.load(DataCleaning(clients=4))
     for name, wrong, message in (("lower_place", 440, "must be at most 439, "), ("upper_labels", -1, "must not be below 0")):
         np.savez(tmp_path / "rows.npz", **arrays | {name: np.append(arrays[name][:-1], np.int32(wrong))})
         with pytest.raises(InputError, match=message):
-            own.load({"clients": 4})
+            own.load(DataCleaning(clients=4))
     np.savez(tmp_path / "rows.npz", upper_images=arrays["upper_images"])
     with pytest.raises(InputError, match="has no array 'upper_labels': data-cleaning needs upper_images, upper_labels"):
-        own.load({"clients": 4})
+        own.load(DataCleaning(clients=4))
 
 
 def broken():
@@ -217,7 +224,7 @@ def broken():
     ("entries", "message"),
     [
         (dict(task="quadratic"), "missing required field `loader`"),
-        (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function; given: magic"),
+        (dict(task="quadratic", loader="magic"), "loader must be one of share, files, function, task, table; given: magic"),
         (dict(task="quadratic", loader="share", cliet=1), "unknown entry 'cliet'; did you mean client"),
         (dict(task="quadratic", loader="share", client="1"), "client: Expected `int`, got `str`"),
         (dict(task="quadratic", loader="share", client=3), "client must be from 0 to 2; given: 3"),
@@ -238,7 +245,7 @@ def test_a_site_says_what_it_cannot_use_or_will_not_do(tmp_path, entries, messag
     with pytest.raises(InputError, match=message.replace("[", r"\[")) as caught:
         own = site(tmp_path, **entries)
         own.agree("quadratic", KNOBS)
-        own.load(KNOBS)
+        own.load(Quadratic(**KNOBS))
     assert "\n" not in str(caught.value)
 
 
@@ -269,6 +276,7 @@ class Sites:
         }
 
 
+HELD = b'{"simulated": true, "upper": 2, "lower": 3}'
 LATE = Failure(Kind.LATE, "b did not answer within 120 s")
 
 
@@ -283,7 +291,7 @@ def roster(sites):
 
 
 def test_a_site_that_refuses_the_run_is_left_out_and_the_others_go_on():
-    sites = Sites({0: [b"simulated data"], 1: [refused("b")]}, {0: [b"1", b"2"]})
+    sites = Sites({0: [HELD], 1: [refused("b")]}, {0: [b"1", b"2"]})
     there = roster(sites)
     assert list(there.begin()) == [1] and there.left_out == {1: refused("b")}
     for reply in (b"1", b"2"):
@@ -308,14 +316,16 @@ def test_only_a_refusal_by_all_sites_is_the_end(begin, kind):
 
 
 def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
-    begin = {0: [b"own data"], 1: [LATE, LATE._replace(sent=False), b"own data"]}
+    begin = {0: [HELD], 1: [LATE, LATE._replace(sent=False), HELD]}
     there = roster(Sites(begin, {0: [b"1"] * 2, 1: [b"2"]}))
     there.begin()
     replies, errors = there.ask({0: b"?", 1: b"?"})
     assert replies == {0: b"1"} and list(errors) == [1] and not there.left_out  # it is still at it
-    assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == {0: b"own data", 1: b"own data"}
+    assert there.ask({0: b"?", 1: b"?"}) == ({0: b"1", 1: b"2"}, {}) and there.data == dict.fromkeys(
+        (0, 1), Holdings(True, 2, 3)
+    )
     trouble = Failure(Kind.BROKEN, "b: MemoryError at the site: see its log")
-    sites = Sites({0: [b"own data"], 1: [trouble] * 9}, {0: [b"1"] * 9})
+    sites = Sites({0: [HELD], 1: [trouble] * 9}, {0: [b"1"] * 9})
     there = roster(sites)
     there.begin()
     for _ in range(5):
@@ -326,7 +336,7 @@ def test_a_site_that_missed_the_beginning_is_told_again_but_not_for_ever():
 
 def test_a_sites_first_answer_may_take_as_long_as_its_beginning():
     answers = {0: [b"1"] * 3, 1: [Failure(Kind.UNREACHABLE, "b could not be reached"), b"2", b"2"]}
-    sites = Sites({0: [b"own data"], 1: [b"own data"]}, answers)
+    sites = Sites({0: [HELD], 1: [HELD]}, answers)
     there = roster(sites)
     there.begin()
     for _ in range(3):
@@ -551,6 +561,7 @@ def test_whatever_ends_a_job_is_one_line_in_its_status_and_a_traceback_in_the_lo
     job.run()
     assert read_status(folder.path) == {
         "ended": True,
+        "said": ["rows of the sites: a ? (weight 1)"],
         "left_out": ["a: this site is set up for another task"],
         "error": r"KeyError: 'three\nlines\n'",
     }
@@ -647,16 +658,18 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_pa
     site(tmp_path / "local", task="quadratic", loader="function", function="own_rows:rows")
     first = BeginMessage("quadratic", KNOBS, "fedavg", {}, "float64", "ab", number=1, weight=1.0).encoded()
     for _ in range(2):
-        assert own_site.begin(first) == [True, b"own data"] and len(loaded) == 1
+        done, reply = own_site.begin(first)
+        assert done and len(loaded) == 1
+        assert json.loads(reply) == {"simulated": False, "upper": 32, "lower": 32, "test": 0, "found": []}
     assert own_site.begin(first.replace(b'"ab"', b'"cd"'))[0] and len(loaded) == 2
 
 
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (b'{"protocol": 2, "version": "9.1", "anything": 1}', "the server speaks protocol 2 (fedbilevel 9.1), and this site"),
-        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 1"),
-        (b'{"protocol": 1, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
+        (b'{"protocol": 3, "version": "9.1", "anything": 1}', "the server speaks protocol 3 (fedbilevel 9.1), and this site"),
+        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 2"),
+        (b'{"protocol": 2, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
         (b'{"protocol": "1"}', "protocol: Expected `int`, got `str`"),
         (b"\x80 garbage", "the message to begin a run: "),
     ],
@@ -668,7 +681,7 @@ def test_a_site_refuses_a_server_of_another_protocol_in_one_line(own_site, messa
 
 def test_a_site_of_the_first_version_refuses_a_server_of_this_one():
     """It looks for the run at the top of the message, and refuses what has none there."""
-    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0)
+    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, sites=[[]])
     assert json.loads(message.encoded()).keys() == {"protocol", "version", "run"}
     assert BeginMessage.read(message.encoded()) == message
 

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killing import kill_after_rows
 from made_files import OWN_TASK as SMALL
 
 import fedbilevel as fb
@@ -109,13 +108,8 @@ def test_a_killed_run_goes_on_from_another_folder_to_the_same_end(place, tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     whole = subprocess.run([*COMMAND, *LONG, "--out", tmp_path / "whole"], cwd=place, env=environment, capture_output=True)
     assert whole.returncode == 0, whole.stderr
-    process = subprocess.Popen([*COMMAND, *LONG, "--out", tmp_path / "here"], cwd=place, env=environment, stdout=-3)
-    metrics, deadline = tmp_path / "here/simfbo/metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    here = tmp_path / "here"
+    kill_after_rows([*COMMAND, *LONG, "--out", here], here / "simfbo/metrics.jsonl", cwd=place, env=environment)
     resumed = subprocess.run([*COMMAND, "resume", "here"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr
     for name in ("simfbo", "MyMethod"):
@@ -216,10 +210,9 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["run", "own.py:", "simfbo"], "'own.py:' must be of the form FILE.py or FILE.py:NAME"),
         (["run", "quadratic", "own.py"], "own.py has no algorithm: decorate a class with @fedbilevel.algorithm"),
         (["run", "own.py", "simfbo", "--knob", "weigt=1"], "small has no setting 'weigt'; did you mean weight"),
-        (
-            ["run", "own.py", "simfbo", "--federation", "."],
-            "a federation runs only fedbilevel's own tasks and algorithms, and small",
-        ),
+        (["run", "own.py", "simfbo", "--federation", "."], ". holds no federation"),
+        (["run", "own.py", "simfbo", "--weights", "half"], "weights must be equal, rows (as many as a client has), or numbers"),
+        (["run", "own.py", "simfbo", "--weights", "1,2,3,4,5,6,7"], "numbers above 0, one per client; given: [1.0, 2.0, 3.0, "),
         (["run", "quadratic", "method.py", "method.py:MyMethod"], "an algorithm is named twice in MyMethod MyMethod"),
         (["sweep", "own.py", "simfbo", "--grid", "wight=1,2"], "simfbo has no hyperparameter 'wight'; did you mean weight"),
         (["sweep", "own.py", "simfbo", "--grid", "weight=1,2", "--knob", "weight=1"], "weight is in --grid and in --knob"),

@@ -21,6 +21,7 @@ from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.reproductions import plan, results
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import read_arrays
 
 
@@ -66,6 +67,7 @@ USES = {
     "settings.toml": lambda folder: Settings.read(folder / "settings.toml", "quadratic").of("simfbo"),
     "federation.toml": Federation.read,
     "site.toml": lambda folder: SiteData.read(folder / "site.toml"),
+    "preprocessing.json": lambda folder: Preprocessing.load(folder / "preprocessing.json").filler(2),
     "rows.npz": lambda folder: read_arrays(folder / "rows.npz"),
     "starting.json": RunFolder.complete,
     "job.json": read_status,

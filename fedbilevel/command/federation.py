@@ -53,6 +53,24 @@ def start(
 
 
 @app.command()
+def trust(
+    kit: Annotated[Path, typer.Argument(help="The site's kit.", metavar="KIT")],
+    code: Annotated[str, typer.Argument(help="A file, FILE.py, or the name of an installed package.", metavar="CODE")],
+    show: Annotated[bool, typer.Option("--print", help="Print the pin, and write nothing.")] = False,
+) -> None:
+    """Let a site run your own task or algorithm: pin its code, as it is now, by SHA-256 in site.toml."""
+    from fedbilevel.federation.pinned_code import pin, read
+
+    found = read(code)
+    if show:
+        return say(f"{found.name} {found.sha256}")
+    file = kit / "local" / "site.toml"
+    pin(file, found)
+    say(f"pinned in {file}: {found.name}, SHA-256 {found.sha256}")
+    say("The site runs it as it is now. After a change it refuses, until you have read it and pinned it again.")
+
+
+@app.command()
 def revoke(
     folder: Folder,
     site: Annotated[str, typer.Argument(help="The site's name.")],

@@ -84,6 +84,13 @@ Steps = Annotated[int | None, option(whole, "Number of outer steps instead of ro
 ClientsPerRound = Annotated[int | None, option(whole, "How many clients take part in a round; all unless given.")]
 ByChance = Annotated[float | None, option(number, "Probability that a client takes part, instead of a number of clients.")]
 Dropout = Annotated[float | None, option(number, "Probability that a drawn client drops out.")]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="How much each client counts: equal, rows, or numbers such as 2,1,1. The task's own unless given, which are equal "
+        "unless it has any.",
+    ),
+]
 Knobs = Annotated[list[str] | None, typer.Option("--knob", help="Setting of the task, NAME=VALUE.")]
 Every = Annotated[int, option(whole, "Rounds between two evaluations of the metrics.")]
 ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bound memory.")]

@@ -27,6 +27,7 @@ from fedbilevel.command.options import (
     SettingsFile,
     Steps,
     TaskName,
+    Weights,
     assignments,
     budget,
     by_algorithm,
@@ -44,7 +45,7 @@ from fedbilevel.command.options import (
 from fedbilevel.command.sweep import continue_sweep
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.own_code import label
-from fedbilevel.registry import chosen
+from fedbilevel.registry import chosen, find
 from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import settings as settings_of
 from fedbilevel.tasks import TASKS
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from fedbilevel.runs.experiment import Snapshot
     from fedbilevel.runs.folder import RunFolder
     from fedbilevel.runs.stopping import StopRequest
+    from fedbilevel.tasks.client_data import ClientData
 
 LONGEST_ROUND = 24 * 3600  # seconds
 
@@ -75,6 +77,7 @@ def run(
     clients_per_round: ClientsPerRound = None,
     bernoulli: ByChance = None,
     dropout: Dropout = None,
+    weights: Weights = None,
     seed: Annotated[int, option(whole, "Random seed.")] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Hyperparameter NAME=VALUE, or ALGORITHM.NAME=VALUE for one of several.")
@@ -110,6 +113,7 @@ def run(
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
+        weights=weights,
         seed=seed,
         every=every,
         chunk_size=chunk_size,
@@ -119,16 +123,16 @@ def run(
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
+    elsewhere = None
     if federation is not None:
-        _require_bundled(task, algorithms)
-        knobs = _with_sites(federation, round_timeout, task, knobs)
+        elsewhere, knobs = _with_sites(federation, round_timeout, task, knobs, place["data"])
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
     if not algorithms:
-        built = Configuration.resolve(task, knobs, DEFAULTS["global"], {}, options, **place).built_task()
+        built = Configuration.resolve(task, knobs, DEFAULTS["global"], {}, options, **place).built_task(elsewhere)
         algorithms = [DEFAULTS[built.lower_level]]
     hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
-    _start(resolved, out or new_folder(task), force, look)
+    _start(resolved, out or new_folder(task), force, look, elsewhere)
 
 
 def demo(out: Out = None, force: Force = False) -> None:
@@ -175,38 +179,35 @@ def resume(
     _execute(directory, folders, look)
 
 
-def _start(configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN) -> None:
+def _start(
+    configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN, elsewhere: ClientData | None = None
+) -> None:
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
     from fedbilevel.runs.folder import RunFolder
 
-    experiments = [configuration.experiment() for configuration in configurations]
+    experiments = [configuration.experiment(elsewhere) for configuration in configurations]
     if not configurations[0].federation:
         experiments[0].require_finite_start()  # all are on one task
     _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
 
 
-def _require_bundled(task: str, algorithms: list[str]) -> None:
-    for table, name in ((TASKS, task), *((ALGORITHMS, name) for name in algorithms)):
-        if name not in table.bundled:
-            raise InputError(
-                f"a federation runs only fedbilevel's own tasks and algorithms, and {label(name)} is not one of them"
-            )
-
-
-def _with_sites(folder: Path, round_timeout: float, task: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """The knobs of a run on a federation, with a client for each site."""
+def _with_sites(
+    folder: Path, round_timeout: float, task: str, knobs: dict[str, Any], data: str
+) -> tuple[ClientData, dict[str, Any]]:
+    """The data and the knobs of a run on a federation, with a client for each site."""
     from fedbilevel.federation.nvflare_support import require_flare
     from fedbilevel.federation.provision import Federation
+    from fedbilevel.tasks.client_data import ClientData
 
     require_flare()
     if not 0 < round_timeout <= LONGEST_ROUND:
         raise InputError(f"--round-timeout must be above 0 and at most {LONGEST_ROUND} seconds, a day; given: {round_timeout}")
-    sites = Federation.read(folder).sites
-    if "clients" in settings_of(TASKS[task].load()) and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
+    sites, known = Federation.read(folder).sites, settings_of(find(TASKS, "task", task).load())
+    if "clients" in known and str(knobs.setdefault("clients", len(sites))) != str(len(sites)):
         raise InputError(
-            f"the federation has {len(sites)} sites, but {task} was given clients={knobs['clients']}: leave it out"
+            f"the federation has {len(sites)} sites, but {label(task)} was given clients={knobs['clients']}: leave it out"
         )
-    return knobs
+    return ClientData(data, ((),) * len(sites)), knobs
 
 
 def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot], None]) -> None:

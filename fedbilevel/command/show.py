@@ -71,6 +71,8 @@ def show(
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
+    if not is_algorithm and cls.columns is not None:
+        say(f"\na table for each client, by --data: {cls.columns}")
     for run_option, value in entry.run.items():
         say(f"\nunless given: --{run_option.replace('_', '-')} {value}")
     for number, meaning in reported.items():

@@ -27,6 +27,7 @@ from fedbilevel.command.options import (
     SettingsFile,
     Steps,
     TaskName,
+    Weights,
     assignments,
     budget,
     by_algorithm,
@@ -74,6 +75,7 @@ def sweep(
     clients_per_round: ClientsPerRound = None,
     bernoulli: ByChance = None,
     dropout: Dropout = None,
+    weights: Weights = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Hyperparameter of all cells, NAME=VALUE.")] = None,
     knob: Knobs = None,
     settings: SettingsFile = None,
@@ -98,6 +100,7 @@ def sweep(
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
+        weights=weights,
         every=every,
         loss_bound=loss_bound,
     )

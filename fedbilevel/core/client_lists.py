@@ -50,6 +50,23 @@ def joined(what: str, parts: Iterable[Any]) -> Array:
     return jnp.asarray(whole)
 
 
+def converted(what: str, rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The rows in another type; `InputError` if that loses more than the digits that a shorter float does not have."""
+    if rows.dtype == dtype:
+        return rows
+    if rows.dtype.kind not in "biuf" or dtype.kind not in "biuf":
+        raise InputError(f"{what} holds {rows.dtype}, and the task's rows are {dtype}: give numbers")
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = rows.astype(dtype)
+        if rows.dtype.kind == dtype.kind == "f":
+            lost = np.isfinite(rows) & ~np.isfinite(made)
+        else:
+            lost = (made.astype(rows.dtype) != rows) | ((made < 0) != (rows < 0))
+    if lost.any():
+        raise InputError(f"{what} holds {rows[lost].flat[0]}, which {dtype}, the type of the task's rows, cannot: fix the data")
+    return made
+
+
 def shares_of(weights: Iterable[float], clients: int) -> Array:
     """The weights, scaled such that they sum to 1; `InputError` unless they are numbers above 0, one per client."""
     wanted = f"{clients} numbers above 0, one per client"

@@ -61,6 +61,20 @@ def metrics(population: Population, x: Array, y: Array, lower: LowerLevel = "glo
     return average(population, lambda batch, x, y: population.problem.evaluate(x, y, batch), x, y, lower)
 
 
+def tests(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
+    """The problem's `tests` at (x, y), each a mean over all held-out rows; zeros if no client holds any out."""
+    held_out, names = population.test, population.problem.test_names
+    if held_out is None or not names:
+        return jnp.zeros(len(names))
+    shares = held_out.size / held_out.size.sum()
+
+    def one(m: Array) -> Array:
+        return population.problem.test(x, y if lower == "global" else y[m], held_out.whole(m))
+
+    each = lax.map(one, jnp.arange(population.size))
+    return jnp.tensordot(shares.astype(each.dtype), each, 1)
+
+
 def solution(
     population: Population, x: Array, y: Array, lower: LowerLevel = "global", tolerance: float = 1e-6, most_steps: int = 100
 ) -> ExactSolution:

@@ -7,9 +7,10 @@ A deployed client holds a population of one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -106,12 +107,15 @@ class Shards:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["upper", "lower", "weights"],
+    data_fields=["upper", "lower", "weights", "test"],
     meta_fields=["problem", "batch_size", "equal_weights"],
 )
 @dataclass(frozen=True)
 class Population:
-    """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size."""
+    """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size.
+
+    `test` has the rows that they hold out of both losses, if there are any.
+    """
 
     problem: Problem
     upper: Shards
@@ -119,6 +123,7 @@ class Population:
     weights: Array
     batch_size: int | None = count(None, "rows in a minibatch; None: all of the client's", bits=27)  # ten draws below 2³¹
     equal_weights: bool = False  # known to be so; where it is not, any weights are right. Replace both together
+    test: Shards | None = None
 
     @classmethod
     def build(
@@ -128,6 +133,7 @@ class Population:
         lower: Iterable[Tree],
         weights: Iterable[float] | None = None,
         batch_size: int | None = None,
+        test: Iterable[Tree] | None = None,
     ) -> Population:
         """From lists with one entry per client; weights default to equal ones."""
         require(isinstance(problem, Problem), "problem", "a Problem", problem)
@@ -137,7 +143,23 @@ class Population:
         shares = shares_of(np.ones(len(lower)) if weights is None else weights, len(lower))
         batch_size = checked("", "batch_size", settings(cls)["batch_size"], batch_size)
         lower_rows, upper_rows = Shards.stack(lower, "lower"), Shards.stack(upper, "upper")
-        return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()))
+        held_out = None if test is None else Shards.stack(one_per_client("test", test), "test")
+        if held_out is not None and len(held_out.size) != len(lower):
+            raise InputError(f"test has {len(held_out.size)} clients and lower {len(lower)}: give both for every client")
+        return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()), held_out)
+
+    def weighted(self, weights: str, rows: Sequence[int] | None = None) -> Population:
+        """The same clients with other weights: "equal", "rows" for their numbers of rows, or numbers separated by commas.
+
+        The numbers of rows are those of both losses together, unless others are given.
+        """
+        if weights == "rows":
+            own = np.asarray(self.upper.size) + np.asarray(self.lower.size)
+            given: Any = own if rows is None else list(rows)
+        else:
+            given = np.ones(self.size) if weights == "equal" else [float(w) for w in weights.split(",")]
+        shares = shares_of(given, self.size)
+        return dataclasses.replace(self, weights=shares, equal_weights=bool((shares == shares[0]).all()))
 
     @property
     def size(self) -> int:
@@ -164,7 +186,8 @@ class Population:
             start, size = int(shards.start[m]), int(shards.size[m])
             return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
 
-        return Population.build(self.problem, rows(self.upper), rows(self.lower), batch_size=self.batch_size)
+        test = None if self.test is None else rows(self.test)
+        return Population.build(self.problem, rows(self.upper), rows(self.lower), None, self.batch_size, test)
 
     def some_rows(self) -> Batch:
         """A few rows of one client for each loss, to look at shapes and numbers."""

@@ -25,6 +25,7 @@ from fedbilevel.errors import InputError, computing, in_one_line, require, warn
 
 Tree = Any
 Loss = Callable[[Any, Any, Tree], Array]
+Named = tuple[tuple[str, Loss], ...]  # by name
 LowerLevel = Literal["global", "local"]  # whose problem y solves: all clients', or each its own
 LOSSES = ("upper_loss", "lower_loss")
 
@@ -78,21 +79,25 @@ def alone(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 class Problem:
     """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
 
-    `metrics` are further means over f's rows that are reported for a solution, with their names.
+    `metrics` are further means over f's rows that are reported for a solution, with their names. `tests` are means over rows
+    like f's that a client holds out of both losses.
     """
 
     f: Loss
     g: Loss
     sets: Sets = UNCONSTRAINED
-    metrics: tuple[tuple[str, Loss], ...] = ()
+    metrics: Named = ()
+    tests: Named = ()
 
     def __post_init__(self) -> None:
-        pairs = isinstance(self.metrics, tuple) and all(isinstance(m, tuple) and len(m) == 2 for m in self.metrics)
-        require(pairs, "metrics", "a tuple of pairs (name, function)", self.metrics)
-        for name, loss in (("f", self.f), ("g", self.g), *self.metrics):
+        for what, given in (("metrics", self.metrics), ("tests", self.tests)):
+            pairs = isinstance(given, tuple) and all(isinstance(m, tuple) and len(m) == 2 for m in given)
+            require(pairs, what, "a tuple of pairs (name, function)", given)
+        for name, loss in (("f", self.f), ("g", self.g), *self.metrics, *self.tests):
             require(callable(loss), name, "a function (x, y, rows) -> number", loss)
             require(_is_hashable(loss), name, "hashable, as a function is: wrap it in one", loss)
-        unique = len(set(self.metric_names)) == len(self.metric_names)
+        names = (*self.metric_names, *self.test_names)
+        unique = len(set(names)) == len(names)
         require(unique, "metrics", f"named apart from each other and from {' and '.join(LOSSES)}", self.metrics)
         require(isinstance(self.sets, Sets), "sets", "Sets(x=..., y=...)", self.sets)
         for name, of in zip(("x_set", "y_set"), self.sets, strict=True):
@@ -103,10 +108,19 @@ class Problem:
         """The names of what the clients' data says about a solution: the two losses, then `metrics`."""
         return (*LOSSES, *(name for name, _ in self.metrics))
 
+    @property
+    def test_names(self) -> tuple[str, ...]:
+        """The names of `tests`."""
+        return tuple(name for name, _ in self.tests)
+
     def evaluate(self, x: Array, y: Array, batch: Batch) -> Array:
         """The two losses and the further metrics, in the order of `metric_names`."""
         upper = [mean_loss(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.metrics))]
         return jnp.stack([upper[0], mean_loss(self.g, x, y, batch.lower), *upper[1:]])
+
+    def test(self, x: Array, y: Array, rows: Tree) -> Array:
+        """The `tests` on rows that are held out."""
+        return jnp.stack([mean_loss(loss, x, y, rows) for _, loss in self.tests])
 
     def upper_loss(self, x: Array, y: Array, batch: Batch) -> Array:
         """f"""
@@ -229,14 +243,18 @@ class OnVectors:
 
 
 def from_trees(
-    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED, metrics: tuple[tuple[str, Loss], ...] = ()
+    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED, metrics: Named = (), tests: Named = ()
 ) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
     (x_layout, x), (y_layout, y) = Layout.of("x0", x0), Layout.of("y0", y0)
-    on_trees = Problem(f, g, sets, metrics)
-    f, g, *further = (OnVectors(loss, x_layout, y_layout) for loss in (f, g, *(loss for _, loss in metrics)))
-    named = tuple((name, loss) for (name, _), loss in zip(metrics, further, strict=True))
-    return replace(on_trees, f=f, g=g, metrics=named), x, y, x_layout.tree, y_layout.tree
+    on_trees = Problem(f, g, sets, metrics, tests)
+
+    def on_vectors(loss: Loss) -> OnVectors:
+        return OnVectors(loss, x_layout, y_layout)
+
+    named, tested = (tuple((name, on_vectors(loss)) for name, loss in given) for given in (metrics, tests))
+    problem = replace(on_trees, f=on_vectors(f), g=on_vectors(g), metrics=named, tests=tested)
+    return problem, x, y, x_layout.tree, y_layout.tree
 
 
 def flattened(what: str, tree: Tree) -> tuple[list[Any], Any]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -132,4 +133,4 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
 
 @jax.jit
 def _metrics(population: Population, x: Array, y: Array) -> Array:
-    return ground_truth.metrics(population, x, y)
+    return jnp.concatenate([ground_truth.metrics(population, x, y), ground_truth.tests(population, x, y)])

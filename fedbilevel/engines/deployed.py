@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,10 +32,18 @@ class DeployedEngine:
     """Clients behind a transport, seen from the server, which knows the population's problem and weights but not its rows."""
 
     def __init__(
-        self, transport: Transport, population: Population, participation: Participation, call_shapes: CallShapes | None = None
+        self,
+        transport: Transport,
+        population: Population,
+        participation: Participation,
+        call_shapes: CallShapes | None = None,
+        test_rows: Sequence[int] | None = None,
     ):
         self.population, self.participation = population, participation
-        self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes)
+        numbers = len(population.problem.metric_names) + len(population.problem.tests)
+        self.exchange = Exchange(transport, population.size, numbers, call_shapes)
+        held_out = np.zeros(population.size) if population.test is None else population.test.size
+        self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
 
@@ -87,14 +95,15 @@ class DeployedEngine:
         replies, failures = self.exchange.ask(wanted, reply=True, types={})
         if not replies:
             raise silence(failures)
-        weights = np.asarray(self.population.weights)[list(replies)]
-        means = weights / weights.sum() @ np.stack(list(replies.values()))
+        problem, each = self.population.problem, np.stack(list(replies.values()))
+        metrics, tests = np.split(each, [len(problem.metric_names)], axis=1)
+        found = _means(problem.metric_names, metrics, np.asarray(self.population.weights)[list(replies)])
+        found |= _means(problem.test_names, tests, self._test_rows[list(replies)])
         absences, self.exchange.absences = self.exchange.absences + len(failures), 0
         if self._known is None or self._known[0] is not task:
             self._known = task, jax.jit(known_at_server(task))
         known = self._known[1](state.x, None if is_per_client(state.y) else state.y)
-        names = self.population.problem.metric_names
-        return {**dict(zip(names, map(float, means), strict=True)), ABSENCES: absences, **known}
+        return {**found, ABSENCES: absences, **known}
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
@@ -145,3 +154,10 @@ class DeployedEngine:
 
     def _clients(self, algorithm: Algorithm, key: Array) -> DeployedClients:
         return DeployedClients(self.exchange, self.population, self.participation, algorithm, key)
+
+
+def _means(names: Sequence[str], each: np.ndarray, weights: np.ndarray) -> dict[str, float]:
+    """The weighted means of what the clients have answered, by name; nothing if all weights are zero."""
+    if not weights.sum() > 0:
+        return {}
+    return dict(zip(names, map(float, weights / weights.sum() @ each), strict=True))

@@ -1,24 +1,55 @@
-"""The message by which the server has a site begin a run, and the protocol that both must speak."""
+"""The message by which the server has a site begin a run, the site's reply, and the protocol that both must speak."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
+from fedbilevel.core.population import Population
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.user_files import Scalar, decoded, naming
 
-PROTOCOL = 1  # raised with every change to what the server and the sites send each other
+PROTOCOL = 2  # raised with every change to what the server and the sites send each other
 WHAT = "the message to begin a run"
+MOST_ROWS, MOST_FILES = 10**8, 100  # that a site may say it has: the server makes room for as many
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a site says about its data: whether it is simulated, and how many rows it has for each purpose."""
+
+    simulated: bool
+    upper: int
+    lower: int
+    test: int = 0
+    found: Sequence[int] = ()  # by call of `ClientData.each`
+
+    def __post_init__(self) -> None:
+        counts = (self.upper, self.lower, self.test, *self.found)
+        if len(self.found) > MOST_FILES:
+            raise InputError(f"a site has found at most {MOST_FILES} files; it says {len(self.found)}: refused")
+        if not all(0 <= n <= MOST_ROWS for n in counts) or not (self.upper and self.lower):
+            raise InputError(f"a site has from 1 to {MOST_ROWS:,} rows; it says {max(counts):,} and {min(counts):,}: refused")
+
+    @classmethod
+    def of(cls, one: Population, simulated: bool, found: Sequence[int]) -> Holdings:
+        """Those of a population of one."""
+        test = 0 if one.test is None else int(one.test.size[0])
+        return cls(simulated, int(one.upper.size[0]), int(one.lower.size[0]), test, found)
+
+    @property
+    def rows(self) -> int:
+        """The rows of both losses."""
+        return self.upper + self.lower
 
 
 @dataclass(frozen=True)
 class BeginMessage:
     """The run, as far as a site must know it, and which of its clients the site is."""
 
-    task: str
+    task: str  # the name alone, also of one in a file
     knobs: Mapping[str, Scalar]
     algorithm: str
     hyperparameters: Mapping[str, Scalar]
@@ -26,6 +57,9 @@ class BeginMessage:
     identity: str
     number: int  # m
     weight: float  # M w_m
+    code: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the user's code, by what it defines; "" for ours
+    fit: str = ""  # the preprocessing of all sites' tables, where they have tables
+    sites: Sequence[Sequence[int]] = ()  # for each site its `Holdings.found`, or nothing while it has not said
 
     def encoded(self) -> bytes:
         """The bytes to send; the protocol is beside the run, so that a site of any version can read it."""

@@ -26,7 +26,7 @@ class FolderWatch:
     def __init__(self, folder: RunFolder, observe: Callable[[Snapshot], None], say: Callable[[str], None]):
         self.folder, self._observe, self._say = folder, observe, say
         self._last_step = -1
-        self._left_out: set[str] = set()
+        self._told: set[str] = set()
 
     @functools.cached_property
     def _diagnostics(self) -> dict[str, str]:
@@ -42,10 +42,11 @@ class FolderWatch:
                 metrics = {name: value for name, value in row.items() if name not in COUNTERS}
                 self._observe(Snapshot(None, step, Totals(*totals), seconds, metrics, reported))
         status = read_status(self.folder.path)
-        for line in status.get("left_out", []):
-            if line not in self._left_out:
-                self._say(f"continuing without a site that refuses the run: {line}")
-                self._left_out.add(line)
+        refused = [f"continuing without a site that refuses the run: {line}" for line in status.get("left_out", [])]
+        for line in (*status.get("said", []), *refused):
+            if line not in self._told:
+                self._say(line)
+                self._told.add(line)
         return status
 
 

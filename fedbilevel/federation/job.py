@@ -1,7 +1,7 @@
 """A run as a FLARE job: what is submitted, and the small files by which supervisor and jobs communicate.
 
 job.json    in the run folder, written by the job: whether its sites have begun, who is left out, whether it has ended, and why
-sites.json  in the run folder, written by the job for later ones: what each site said about its data
+sites.json  in the run folder, written by the job for later ones: what each site said about its data (`Holdings`)
 stop        in the run folder, written by the supervisor: stop after the next checkpoint
 """
 
@@ -23,7 +23,6 @@ STATUS, SITES, STOP = "job.json", "sites.json", "stop"
 STOPPING = 60.0  # seconds, at least, that a job has to stop after its checkpoint; two rounds may take longer
 SYNC_SECONDS = 120  # how long sites may take to start their part of a job
 JOB = "fedbilevel"
-SIMULATED, OWN_DATA = b"simulated data", b"own data"  # what a site says about its data when it begins
 
 
 def job_name(identity: str) -> str:
@@ -72,6 +71,7 @@ class Status(TypedDict, total=False):
     """What a job says of itself."""
 
     begun: bool
+    said: list[str]  # about its sites' data
     left_out: list[str]
     ended: bool
     error: str

@@ -58,12 +58,17 @@ task = "data-cleaning"        # the task whose losses this site computes; runs o
 loader = "share"              # share: this site's share of the task's simulated clients (for trials)
                               # files: an .npz with arrays upper_<field> and lower_<field>, a row per sample
                               # function: module:name of your own function, which returns (upper rows, lower rows)
+                              # task: an own task reads this site's file itself
+                              # table: a .csv or .parquet file, for an own task on tables
 client = {number}                    # share: which of the simulated clients this site is
-# path = "rows.npz"           # files: relative to this file
+# path = "rows.npz"           # files, table: relative to this file
 # function = "mine:rows"      # function
+# data = "/srv/data"          # task: the folder with this site's file
 
 [knobs]                       # settings of the task that this site insists on; a run with others is refused
 # clients = {sites}
+
+[trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
 """
 
 

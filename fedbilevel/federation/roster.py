@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from fedbilevel.engines.failure import Failures, Kind
+from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.errors import InputError
+from fedbilevel.federation.begin_message import Holdings
 from fedbilevel.federation.flare import Flare
+from fedbilevel.user_files import decoded
 
 BEGINNING = 120.0  # seconds, at least, that sites have to load their data, and for a first answer, which compiles
 BEGINNINGS = 3  # how often a site is asked to begin the run
@@ -21,12 +23,18 @@ class Roster:
         self._first_timeout = max(timeout, BEGINNING)
         self._told: Counter[int] = Counter()
         self._answered: set[int] = set()
-        self.data: dict[int, bytes] = {}  # what the sites say about their data
+        self.data: dict[int, Holdings] = {}  # what the sites that have begun say about their data
         self.left_out: Failures = {}  # those that are no longer asked
 
-    def begin(self) -> Failures:
-        """Have all sites begin the run; returns what went wrong, by site. Raises `InputError` if all connected sites refuse."""
-        failures = self._begin(self._beginnings, self._first_timeout)
+    def begin(self, beginnings: Mapping[int, bytes] | None = None) -> Failures:
+        """Have all sites begin the run; returns what went wrong, by site. Raises `InputError` if all connected sites refuse.
+
+        Messages that know more than those given first may replace them: then all begin again.
+        """
+        if beginnings is not None:
+            self._beginnings, self.data = beginnings, {}
+        failures = self._begin([m for m in self._beginnings if m not in self.left_out], self._first_timeout)
+        failures |= self.left_out
         if not self.data:
             asked = {m: failure for m, failure in failures.items() if failure.sent}
             refused = bool(asked) and asked.keys() == self.left_out.keys()
@@ -45,7 +53,11 @@ class Roster:
 
     def _begin(self, sites: Iterable[int], timeout: float | None = None) -> Failures:
         replies, failures = self._transport.call("begin", {m: self._beginnings[m] for m in sites}, timeout)
-        self.data |= replies
+        for m, reply in replies.items():
+            try:
+                self.data[m] = decoded(reply, Holdings)
+            except InputError as error:
+                failures[m] = Failure(Kind.REFUSED, f"client {m} says nothing usable about its data: {error}")
         heard = {m: failure for m, failure in failures.items() if failure.sent}
         self._told.update(heard.keys())
         for m, failure in heard.items():

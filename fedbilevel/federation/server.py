@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import logging
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 from nvflare.collab import collab
 
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.deployed import DeployedEngine
-from fedbilevel.engines.failure import Failures
+from fedbilevel.engines.table_exchange import RemoteTables
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare
-from fedbilevel.federation.job import SIMULATED, SITES, STOP, Status, write_status
+from fedbilevel.federation.job import SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
-from fedbilevel.federation.roster import Roster
+from fedbilevel.federation.pinned_code import sha256_here
+from fedbilevel.federation.roster import BEGINNING, Roster
+from fedbilevel.federation.sites_data import SitesData
+from fedbilevel.federation.table_questions import TableQuestions
+from fedbilevel.own_code import label
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
-from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import Interrupted, StopRequest
-from fedbilevel.tasks.base import Task
-from fedbilevel.user_files import read_json
+from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.client_data import ClientData
+from fedbilevel.tasks.data.preprocessing import fitted
 
 CHECKPOINT_SECONDS = 3.0  # short, since a dead job costs more than a dead process: its sites must restart
 logger = logging.getLogger(__name__)
@@ -40,8 +42,9 @@ class ExperimentServer:
 
     def __init__(self, folder: str, identity: str, sites: list[str]):
         self.folder, self.identity, self.sites = folder, identity, sites
-        self._left_out: Failures = {}
-        self._data: Mapping[int, bytes] = {}  # what the sites say about theirs
+        self._roster: Roster | None = None
+        self._data = SitesData(Path(folder) / SITES, sites)
+        self._said: list[str] = []  # about the sites' data
 
     @documented(collab.main)
     def run(self) -> None:
@@ -57,7 +60,7 @@ class ExperimentServer:
         ended: Status = {}
         try:
             experiment = self.experiment(folder.configuration, transport)
-            write_status(folder.path, {"begun": True, "left_out": self._reasons()})
+            write_status(folder.path, {"begun": True, "said": self._said, "left_out": self._reasons()})
             self._execute(folder, experiment)
         except Diverged as error:
             logger.warning("%s", error)
@@ -69,8 +72,8 @@ class ExperimentServer:
             ended = {"error": in_one_line(f"{type(error).__name__}: {error}")}
         finally:
             if folder.holds(self.identity):
-                self._all_simulated()
-                write_status(folder.path, {"ended": True, "left_out": self._reasons(), **ended})
+                self._data.add(self._roster.data if self._roster else {})  # also of sites that began late
+                write_status(folder.path, {"ended": True, "said": self._said, "left_out": self._reasons(), **ended})
 
     def _execute(self, folder: RunFolder, experiment: Experiment) -> None:
         stop = StopRequest()
@@ -86,45 +89,74 @@ class ExperimentServer:
 
     def experiment(self, configuration: Configuration, transport: Flare) -> Experiment:
         """The experiment that the configuration describes, once the sites have begun it."""
-        experiment = configuration.experiment()
-        task, population = experiment.task, experiment.task.population
+        fit = self._fit(configuration, transport)
+        experiment, beginnings = self._described(configuration, fit)
+        roster = self._roster = Roster(transport, beginnings, configuration.round_timeout)
+        failures = roster.begin()
+        self._data.add(roster.data)
+        declared = experiment.task.declared
+        if configuration.options.weights == "rows" or (declared and declared.found):
+            for m in self._data.unknown:
+                line = f"the run cannot begin before all sites have said how many rows they have; {failures[m]}"
+                raise (InputError if m in roster.left_out else RuntimeError)(line)
+            experiment, again = self._described(configuration, fit)
+            if again != beginnings:
+                failures = roster.begin(again)
+        for m, failure in failures.items():
+            logger.warning("%s has not begun: %s", self.sites[m], failure)
+        task = self._data.measurable(experiment.task)
+        if not self._data.simulated or configuration.options.weights is not None:
+            self._said = [self._data.line(task.population.weights.tolist())]
+        shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
+        drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
+        engine = DeployedEngine(roster, task.population, drawn, shapes, tested)
+        return dataclasses.replace(experiment, task=task, engine=engine)
+
+    def _fit(self, configuration: Configuration, transport: Flare) -> str:
+        """The preprocessing of the sites' tables: the one that the run began with, or from what they say; "" without tables."""
+        columns = configuration.task_class().columns
+        if columns is None:
+            return ""
+        fit = RunFolder(Path(self.folder)).preprocessing()
+        if fit is None:
+            beginnings = self._beginnings(configuration, "", [1.0] * len(self.sites))
+            questions = TableQuestions(transport, beginnings, max(configuration.round_timeout, BEGINNING))
+            fit = fitted(columns, RemoteTables(questions, columns, len(self.sites)))
+        return fit.encoded().decode()
+
+    def _described(self, configuration: Configuration, fit: str) -> tuple[Experiment, dict[int, bytes]]:
+        """The experiment, simulated, as far as the sites' data is known, and the message that begins it for each site."""
+        experiment = configuration.experiment(ClientData(configuration.data, self._data.found, fit=fit))
+        population = experiment.task.population
         if population.size != len(self.sites):
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
-        common = {name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")}
-        beginnings = {
-            m: BeginMessage(**common, identity=self.identity, number=m, weight=float(w) * population.size).encoded()
-            for m, w in enumerate(population.weights)
-        }
-        roster = Roster(transport, beginnings, configuration.round_timeout)
-        for m, failure in roster.begin().items():
-            logger.warning("%s has not begun: %s", self.sites[m], failure)
-        self._left_out, self._data = roster.left_out, roster.data
-        if not self._all_simulated():
-            task = _without_truths(task)
-        shapes = call_shapes(experiment.algorithm, population, task.x, task.y)
-        engine = DeployedEngine(roster, population, configuration.options.participation(), shapes)
-        return dataclasses.replace(experiment, task=task, engine=engine)
+        if configuration.options.weights == "rows":
+            population = self._data.by_rows(population)
+        messages = self._beginnings(configuration, fit, [float(w) * population.size for w in population.weights])
+        return dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, population=population)), messages
+
+    def _beginnings(self, configuration: Configuration, fit: str, weights: list[float]) -> dict[int, bytes]:
+        """For each site the message that begins the run."""
+        task, algorithm = configuration.names()
+        message = BeginMessage(
+            label(task),
+            configuration.knobs,
+            label(algorithm),
+            configuration.hyperparameters,
+            configuration.precision,
+            self.identity,
+            number=0,
+            weight=1.0,
+            code={"task": sha256_here(TASKS, task), "algorithm": sha256_here(ALGORITHMS, algorithm)},
+            fit=fit,
+            sites=self._data.found,
+        )
+        return {m: dataclasses.replace(message, number=m, weight=w).encoded() for m, w in enumerate(weights)}
 
     def _reasons(self) -> list[str]:
         """Why sites are left out, one line each."""
-        return [str(failure) for failure in self._left_out.values()]
-
-    def _all_simulated(self) -> bool:
-        """Whether every site has said that its data is simulated, in this job or in an earlier one of the run."""
-        file, known = Path(self.folder) / SITES, dict[str, bool]()
-        with contextlib.suppress(InputError):
-            known = read_json(file, dict[str, bool])
-        known |= {self.sites[m]: word == SIMULATED for m, word in self._data.items()}
-        write_atomically(file, json.dumps(known).encode())
-        return all(known.get(site) for site in self.sites)
+        return [str(failure) for failure in self._roster.left_out.values()] if self._roster else []
 
 
 def _is_aborted() -> bool:
     return bool(collab.is_aborted)
-
-
-def _without_truths(task: Task) -> Task:
-    """The task without the metrics that only simulated data can have."""
-    return dataclasses.replace(
-        task, metrics=lambda x, y: {name: value for name, value in task.metrics(x, y).items() if name not in task.truths}
-    )

@@ -1,29 +1,32 @@
-"""A site of a federation: takes part in runs with its own data, and tells the server nothing more."""
+"""A site of a federation: takes part in runs with its own data, and tells the server how many rows it has, and nothing more."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jax
 from nvflare.collab import collab
 
-from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
+from fedbilevel.engines.table_exchange import answered
 from fedbilevel.errors import InputError, NotFinite, in_one_line
-from fedbilevel.federation.begin_message import BeginMessage
+from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.compile_cache import keep_compiled
-from fedbilevel.federation.job import OWN_DATA, SIMULATED
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
-from fedbilevel.registry import find
+from fedbilevel.federation.table_questions import parted
+from fedbilevel.tasks.data.table_sums import SiteTable
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,12 @@ MOST_LINES = 200  # refusals logged in a job before most are left out
 
 
 class Site:
-    """What FLARE creates at a site for a job; its two published methods are all that the server can call."""
+    """What FLARE creates at a site for a job; its three published methods are all that the server can call."""
 
     def __init__(self) -> None:
         self._runtime: ClientRuntime | None = None
         self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and its reply
+        self._tables: dict[bytes, SiteTable] = {}  # the run that asks about it, and its table
         self._refused = 0
         self._one_at_a_time = threading.Lock()
 
@@ -66,8 +70,13 @@ class Site:
 
     @documented(collab.publish)
     def begin(self, request: bytes) -> Reply:
-        """Take part in the run that the server names; the reply says whether the site's data is its own."""
+        """Take part in the run that the server names; the reply says how many rows the site has, and if they are its own."""
         return self._guarded(lambda: self._begun.get(request) or self._begin(request))
+
+    @documented(collab.publish)
+    def describe(self, request: bytes) -> Reply:
+        """Answer a question about the site's table before a run begins: with categories or sums, and no row."""
+        return self._guarded(lambda: self._describe(request))
 
     @documented(collab.publish)
     def answer(self, request: bytes) -> Reply:
@@ -96,22 +105,35 @@ class Site:
         if self._refused == MOST_LINES:
             logger.warning("%d requests were refused or failed: from now on one in 1000 is logged", MOST_LINES)
 
-    def _begin(self, request: bytes) -> bytes:
+    def _agreed(self, request: bytes) -> tuple[BeginMessage, SiteData, Any]:
+        """The run that a message begins, the site's data, and the task with its settings; `InputError` if the site refuses."""
         run = BeginMessage.read(request)
-        jax.config.update("jax_enable_x64", run.precision == "float64")
-        keep_compiled(self._kit)
         with _unsaid():
             own = SiteData.read(self._kit / "local" / "site.toml")
         own.agree(run.task, run.knobs)
+        return run, own, own.configured("task", run.task, run.code, run.knobs)
+
+    def _describe(self, request: bytes) -> bytes:
+        beginning, question = parted(request)
+        if beginning not in self._tables:
+            run, own, settings = self._agreed(beginning)
+            with _unsaid():
+                self._tables = {beginning: own.table(settings, run.number)}
+        return answered(self._tables[beginning], question)
+
+    def _begin(self, request: bytes) -> bytes:
+        run, own, settings = self._agreed(request)
+        jax.config.update("jax_enable_x64", run.precision == "float64")
+        keep_compiled(self._kit)
+        algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         with _unsaid():
-            task, population = own.load(run.knobs)
-        algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
+            task, population = own.load(settings, run.number, run.sites, run.fit)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
         self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
-        word = SIMULATED if own.loader == "share" else OWN_DATA
-        self._begun = {request: word}
-        return word
+        found = task.declared.found if task.declared else ()
+        self._begun = {request: json.dumps(asdict(Holdings.of(population, own.loader == "share", found))).encode()}
+        return self._begun[request]
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:

@@ -60,7 +60,7 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
     ended = folder.result
     for line in ended.get("warnings", []) if ended else ():
         warn(line)
-    return Solution(**experiment.point(last[0]), history=folder.rows())
+    return Solution(**experiment.point(last[0]), history=folder.rows(), preprocessing=experiment.task.preprocessing)
 
 
 def _stop_request() -> contextlib.AbstractContextManager[StopRequest]:

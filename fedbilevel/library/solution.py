@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -15,15 +15,31 @@ from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.settings import nearest
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 
 
-class Solution(NamedTuple):
-    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
-    each has its own), and the metrics along the way, a dictionary for each time they were due."""
+class Found(NamedTuple):
+    """The parts of a solution."""
 
     x: Tree
     y: Tree
     history: list[dict[str, float | None]]
+
+
+class Solution(Found):
+    """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
+    each has its own), and the metrics along the way, a dictionary for each time they were due.
+
+    Beside these three it has the `preprocessing` of the tables that the rows are from, or None.
+    """
+
+    preprocessing: Preprocessing | None
+
+    def __new__(cls, x: Tree, y: Tree, history: list[Any], preprocessing: Preprocessing | None = None) -> Self:
+        """The parts, which alone are what it unpacks to, and the preprocessing."""
+        self = super().__new__(cls, x, y, history)
+        self.preprocessing = preprocessing
+        return self
 
     def __repr__(self) -> str:
         """A line: the sizes of x and y, and the losses at the end."""
@@ -62,14 +78,14 @@ class Solution(NamedTuple):
         return pandas.DataFrame(self.history)
 
     def save(self, path: str | Path) -> None:
-        """Write it to an .npz file: x and y as arrays named by their paths in the trees, and the history.
+        """Write it to an .npz file: x and y as arrays named by their paths in the trees, the history, and any preprocessing.
 
         Raises:
             InputError: the file's name does not end in .npz.
         """
         if Path(path).suffix != ".npz":
             raise InputError(f"the file's name must end in .npz; given: {path}")
-        write_atomically(Path(path), encoded({"x": self.x, "y": self.y}, self.history))
+        write_atomically(Path(path), encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing))
 
 
 def load(path: str | Path) -> Solution:
@@ -83,13 +99,13 @@ def load(path: str | Path) -> Solution:
     """
     place = Path(path)
     if not place.is_dir():
-        trees, history = read_trees(place)
-        return Solution(trees.get("x"), trees.get("y"), history)
+        trees, history, preprocessing = read_trees(place)
+        return Solution(trees.get("x"), trees.get("y"), history, preprocessing)
     runs = RunFolder.find(place)
     if len(runs) > 1:
         raise InputError(f"{place} holds several runs: choose from {', '.join(str(run.path) for run in runs)}")
     trees = runs[0].point()
-    return Solution(trees.get("x"), trees.get("y"), runs[0].rows())
+    return Solution(trees.get("x"), trees.get("y"), runs[0].rows(), runs[0].preprocessing())
 
 
 def _size(tree: Tree) -> int:

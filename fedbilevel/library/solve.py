@@ -22,6 +22,7 @@ from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 
 
 def solve(
@@ -44,6 +45,7 @@ def solve(
     seed: int = 0,
     every: int = 10,
     metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
+    preprocessing: Preprocessing | None = None,
     chunk_size: int | None = None,
     products: str = "default",
     loss_bound: float = 1e6,
@@ -74,6 +76,7 @@ def solve(
         every: rounds between two rows of the history.
         metrics: your own metrics, `(x, y) -> {name: number}`, besides `upper_loss`, `lower_loss`, the counters of every run
             and what the algorithm reports; these names are taken, and `absences` is too.
+        preprocessing: that of the tables that the rows are from (`tables(...).preprocessing`), to keep beside the solution.
         chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
@@ -97,6 +100,7 @@ def solve(
         raise InputError("give either clients_per_round or participation, not both")
     require(observe is None or callable(observe), "observe", "a function", observe)
     given = dict(g=g, x0=x0, y0=y0, lower=lower, upper=upper, batch_size=batch_size, weights=weights, metrics=metrics)
+    given["preprocessing"] = preprocessing
     if isinstance(f, Task):
         for name, value in {**given, "x_set": x_set, "y_set": y_set}.items():
             if value is not None and value is not EVERYWHERE:
@@ -132,4 +136,4 @@ def solve(
             observe(moment)
     for line in advice_on_run(experiment, history, final.state):
         warn(line)
-    return Solution(**experiment.point(final), history=history)
+    return Solution(**experiment.point(final), history=history, preprocessing=task.preprocessing)

@@ -101,6 +101,8 @@ def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any
     tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
     work = tally.at(steps, configuration.options.seed)
     run["columns"] |= {"gradients": [w.gradients for w in work], "second_order": [w.second_order for w in work]}
+    if folder.data_elsewhere:
+        return
     task = tally.experiment.task
     where = json.dumps([configuration.task, dict(configuration.knobs)])
     if task.holdings is not None and where not in holdings:

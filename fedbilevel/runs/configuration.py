@@ -15,7 +15,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.devices import require_devices
 from fedbilevel.errors import InputError
-from fedbilevel.own_code import label
+from fedbilevel.own_code import is_ours, label
 from fedbilevel.registry import find, in_full, require_known
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
@@ -23,6 +23,7 @@ from fedbilevel.runs.simulation import simulation
 from fedbilevel.settings import configure
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task, TaskSettings, suited_to
+from fedbilevel.tasks.client_data import ClientData, built
 from fedbilevel.tasks.data.datasets import SETS, folder_of
 from fedbilevel.user_files import Scalar, fitted
 
@@ -90,23 +91,28 @@ class Configuration:
     def plain(self) -> dict[str, Any]:
         """A flat dictionary for JSON, run options included."""
         values = dataclasses.asdict(self)
-        return {**values.pop("options"), **values}
+        options = values.pop("options")
+        if options["weights"] is None:
+            del options["weights"]  # as in runs from before there was a choice, whose checkpoints name this description
+        return {**options, **values}
 
     def fingerprint(self) -> str:
         """A hash that is equal exactly when configurations are."""
         return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
 
-    def experiment(self) -> Experiment:
-        """The simulated experiment that it describes."""
+    def experiment(self, data: ClientData | None = None) -> Experiment:
+        """The simulated experiment that it describes; where the clients' data is elsewhere, `data` says so."""
         if self.precision != _precision():
             raise InputError(
                 f"this run is in {self.precision} and JAX is set up for {_precision()}: set JAX_ENABLE_X64 as it was"
             )
-        return simulation(self.built_task(), self.configured_algorithm(), **vars(self.options))
+        return simulation(self.built_task(data), self.configured_algorithm(), **vars(self.options))
 
-    def built_task(self) -> Task:
-        """The task with its knobs and its data."""
-        return _built(self.task_class(), label(self.task), tuple(self.knobs.items()), self.data)
+    def built_task(self, data: ClientData | None = None) -> Task:
+        """The task with its knobs, its data and the run's weights."""
+        cls = self.task_class()
+        where = self.data if data is None or is_ours(cls) else data
+        return _built(cls, label(self.task), tuple(self.knobs.items()), where, self.options.weights)
 
     def configured_algorithm(self) -> Algorithm:
         """The algorithm with its hyperparameters."""
@@ -137,6 +143,10 @@ def _precision() -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _built(cls: type[TaskSettings], name: str, knobs: tuple[tuple[str, Any], ...], data: str) -> Task:
+def _built(
+    cls: type[TaskSettings], name: str, knobs: tuple[tuple[str, Any], ...], data: str | ClientData, weights: str | None
+) -> Task:
     """The task, built once for all algorithms that are compared on it."""
-    return configure(cls, name, dict(knobs)).build(data)
+    settings = configure(cls, name, dict(knobs))
+    task = settings.build(data) if isinstance(data, str) else built(settings, data)
+    return task if weights is None else dataclasses.replace(task, population=task.population.weighted(weights))

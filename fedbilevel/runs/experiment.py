@@ -93,7 +93,7 @@ class Experiment:
     def caveats(self) -> list[str]:
         """What the algorithm assumes but the run does not satisfy, a sentence each."""
         kind, bias = type(self.algorithm), self.algorithm.bias(self.task.population, self.engine.participation)
-        found = [bias] if bias else []
+        found = [*self.task.notes, *([bias] if bias else [])]
         if kind.needs_strong_convexity and not self.task.strongly_convex:
             found.append(
                 f"{kind.__name__} assumes a lower level that is strongly convex in y, and this task's is not: "

@@ -5,6 +5,7 @@ metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             its x, for reports
 solution.npz      its x and y as the user's trees, with an array for each leaf, named by its path
+preprocessing.json  what turned tables into its rows, where it has any
 result.json       how the run ended: finished, or diverged and why
 
 Several runs that begin together are subfolders of one folder. While their configurations are written, it holds
@@ -41,10 +42,23 @@ from fedbilevel.runs.rows import Row, row_check
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.runs.versions import versions_here
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
 
 CHECKPOINT_SECONDS = 10.0
-FILES = ("config.json", "metrics.jsonl", "checkpoint", "x.npy", "solution.npz", "result.json", "job.json", "sites.json", "stop")
+PREPROCESSING = "preprocessing.json"
+FILES = (
+    "config.json",
+    "metrics.jsonl",
+    "checkpoint",
+    "x.npy",
+    "solution.npz",
+    PREPROCESSING,
+    "result.json",
+    "job.json",
+    "sites.json",
+    "stop",
+)
 STARTING = "starting.json"
 
 
@@ -184,6 +198,15 @@ class RunFolder:
         return self._beginning().code
 
     @property
+    def data_elsewhere(self) -> bool:
+        """Whether a site of its federation has said that its data is its own, and not the task's simulated one."""
+        with contextlib.suppress(InputError):
+            return not all(
+                said.get("simulated") for said in read_json(self.path / "sites.json", dict[str, dict[str, Any]]).values()
+            )
+        return False
+
+    @property
     def headline(self) -> str:
         """The metric to compare runs by."""
         return self._beginning().headline or self.configuration.task_class().headline
@@ -239,7 +262,12 @@ class RunFolder:
         file = self.path / "solution.npz"
         if not file.exists():
             raise InputError(f"{self.path} has no x and y yet: it has not reached a checkpoint, or version 0.1 wrote it")
-        return read_trees(file)[0]
+        return read_trees(file).trees
+
+    def preprocessing(self) -> Preprocessing | None:
+        """What turned tables into the run's rows; None if it has no tables."""
+        file = self.path / PREPROCESSING
+        return Preprocessing.load(file) if file.exists() else None
 
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
         """The run at its newest checkpoint, with a state for this experiment; None if there is no checkpoint."""
@@ -294,6 +322,7 @@ class RunFolder:
         self, stop: StopRequest, observe: Callable[[Snapshot], None], checkpoint_seconds: float, experiment: Experiment
     ) -> None:
         run, identity = self.configuration.fingerprint(), self.identity
+        self._keep(experiment.task.preprocessing)
         try:
             stored = self._stored()
             start, kept = (self._restored(stored, experiment), self._rows_until(stored)) if stored else (None, [])
@@ -319,6 +348,14 @@ class RunFolder:
         self._write_checkpoint(moment, experiment, run, identity, rows)
         warnings = [*advice_on_run(experiment, self.rows(), moment.state), *advice_on_data(experiment)]
         self._finish({"status": "finished", "caveats": experiment.caveats(), "warnings": warnings, **moment.row()}, identity)
+
+    def _keep(self, preprocessing: Preprocessing | None) -> None:
+        """Write the preprocessing beside the run; `InputError` if the run began with another."""
+        if preprocessing is None:
+            return
+        if self.preprocessing() not in (None, preprocessing):
+            raise InputError(f"{self.path}: the tables have changed since the run began: restore them, or start a new run")
+        write_atomically(self.path / PREPROCESSING, preprocessing.encoded())
 
     def _require(self, identity: str) -> None:
         if not self.holds(identity):

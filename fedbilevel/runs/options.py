@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
 from fedbilevel.engines.simulated import PRODUCTS
 from fedbilevel.errors import InputError
-from fedbilevel.settings import check_all, choice, configure, count, real, step_size
+from fedbilevel.settings import check_all, choice, configure, count, real, step_size, text
+
+WEIGHTS = "equal, rows (as many as a client has), or numbers above 0 separated by commas, one per client"
+
+
+def is_weights(given: str) -> bool:
+    """Whether a text says how clients weigh."""
+    return given in ("equal", "rows") or all(0 < float(number) < math.inf for number in given.split(","))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +29,9 @@ class RunOptions:
     clients_per_round: int | None = count(None, "how many clients take part in a round; all unless given")
     bernoulli: float | None = real(None, "probability that a client takes part, instead of a number", above=0, most=1)
     dropout: float | None = real(None, "probability that a drawn client drops out", least=0, below=1)
+    weights: str | None = text(
+        None, "the clients' weights: equal, rows, or numbers; the task's own unless given", WEIGHTS, is_weights
+    )
     seed: int = count(0, "random seed", least=0, bits=32)
     every: int = count(10, "rounds between two rows of metrics")
     chunk_size: int | None = count(None, "clients computed at once; None: all of a round, on a CPU as many as its cache holds")

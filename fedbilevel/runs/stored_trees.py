@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ import numpy as np
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError
 from fedbilevel.runs.rows import Row
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import decoded, naming, read_arrays
 
-STRUCTURE, HISTORY = "structure.json", "history.json"
+STRUCTURE, HISTORY, PREPROCESSING = "structure.json", "history.json", "preprocessing.json"
 
 
 @dataclass(frozen=True)
@@ -36,25 +37,41 @@ class Node:
     parts: Sequence[Node] = ()
 
 
-def encoded(trees: Mapping[str, Tree], history: Sequence[Row] | None = None) -> bytes:
-    """The content of a file with trees by name, and rows of numbers."""
+class Stored(NamedTuple):
+    """What a file holds."""
+
+    trees: dict[str, Tree]
+    history: list[Row]
+    preprocessing: Preprocessing | None
+
+
+def encoded(
+    trees: Mapping[str, Tree], history: Sequence[Row] | None = None, preprocessing: Preprocessing | None = None
+) -> bytes:
+    """The content of a file with trees by name, and, where given, rows of numbers and the preprocessing of tables."""
     arrays: dict[str, np.ndarray] = {}
     nodes = {name: asdict(_described(tree, name, arrays)) for name, tree in trees.items()}
-    texts = {STRUCTURE: nodes} | ({} if history is None else {HISTORY: list(history)})
+    texts = {STRUCTURE: json.dumps(nodes)}
+    if history is not None:
+        texts[HISTORY] = json.dumps(list(history))
+    if preprocessing is not None:
+        texts[PREPROCESSING] = preprocessing.encoded().decode()
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays, **{name: np.asarray(json.dumps(value)) for name, value in texts.items()})
+    np.savez(file, allow_pickle=False, **arrays, **{name: np.asarray(text) for name, text in texts.items()})
     return file.getvalue()
 
 
-def read_trees(path: Path) -> tuple[dict[str, Tree], list[Row]]:
-    """The trees and the rows in a file; `InputError` if it is another file or damaged."""
+def read_trees(path: Path) -> Stored:
+    """What `encoded` wrote to a file; `InputError` if it is another file or damaged."""
     arrays = read_arrays(path)
     with naming(path):
         if STRUCTURE not in arrays:
             raise InputError("it holds no x and y as fedbilevel stores them")
-        nodes = decoded(str(arrays[STRUCTURE]).encode(), dict[str, Node])
-        history = decoded(str(arrays[HISTORY]).encode(), list[Row]) if HISTORY in arrays else []
-        return {name: _rebuilt(node, arrays) for name, node in nodes.items()}, history
+        texts = {name: str(arrays[name]).encode() for name in (STRUCTURE, HISTORY, PREPROCESSING) if name in arrays}
+        nodes = decoded(texts[STRUCTURE], dict[str, Node])
+        history = decoded(texts[HISTORY], list[Row]) if HISTORY in texts else []
+        preprocessing = Preprocessing.decoded(texts[PREPROCESSING]) if PREPROCESSING in texts else None
+        return Stored({name: _rebuilt(node, arrays) for name, node in nodes.items()}, history, preprocessing)
 
 
 def _described(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Node:

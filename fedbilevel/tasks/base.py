@@ -18,6 +18,8 @@ from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.errors import InputError, computing, require
+from fedbilevel.tasks.data.columns import Columns
+from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.tasks.shown import Shown, nothing
 
 Metrics = Callable[[Array, Any], dict[str, Array]]
@@ -103,6 +105,7 @@ class Declared(NamedTuple):
 
     settings: Any  # an instance of what `@task` made, with its knobs
     data: str  # the folder of data sets
+    found: tuple[int, ...] = ()  # rows that were here, by call of `ClientData.each`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +114,13 @@ class Task:
 
     Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` returns without looking at any
     client's data, so that a server can compute them; its `y` has a row per client if the lower level is local.
-    `truths` names the metrics that compare with a truth known only for simulated data.
     `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     `x_tree` and `y_tree` give x and y as the user's trees.
     `declared` says what it was built from, where a user's function or class with `@task` built it.
+    `notes` are sentences about where its metrics come from.
     `known_means` says whether both losses are known to be means over their rows; a run checks others.
+    `preprocessing` is what has turned tables into its rows, which a run keeps beside x and y.
     """
 
     population: Population
@@ -126,12 +130,13 @@ class Task:
     lower_level: LowerLevel = "global"
     strongly_convex: bool = True
     holdings: Holdings | None = None
-    truths: tuple[str, ...] = ()
     shown: Callable[[np.ndarray], Sequence[Shown]] = nothing
     x_tree: Callable[[Array], Tree] = as_it_is
     y_tree: Callable[[Any], Tree] = as_it_is
     known_means: bool = True
     declared: Declared | None = None
+    notes: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
 
     @classmethod
     def of(
@@ -143,6 +148,7 @@ class Task:
         *,
         lower: Iterable[Tree],
         upper: Iterable[Tree] | None = None,
+        test: Iterable[Tree] | None = None,
         batch_size: int | None = None,
         weights: Iterable[float] | None = None,
         x_set: ConvexSet = EVERYWHERE,
@@ -151,17 +157,18 @@ class Task:
         row_metrics: Mapping[str, Loss] | None = None,
         lower_level: LowerLevel = "global",
         strongly_convex: bool = True,
-        truths: Iterable[str] = (),
         shown: Callable[[Tree], Sequence[Shown]] = nothing,
+        preprocessing: Preprocessing | None = None,
     ) -> Task:
         """A task from two losses on trees, a start and each client's rows.
 
         Args:
-            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics: as in `fedbilevel.solve`.
+            f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics, preprocessing: as in `fedbilevel.solve`.
             row_metrics: further means over f's rows by name, each `(x, y, rows) -> number`, which the clients compute.
+            test: for each client rows like those of f, which neither loss sees. On them the clients compute `test_loss`, which
+                is f, and `test_NAME` for each of the row metrics; each is a mean over all of these rows.
             lower_level: the problem that y solves: "global" for that of all clients, "local" for each client's own.
             strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
-            truths: the names of metrics that compare with a truth known only for simulated data.
             shown: what a report shows of an x that a run has found, as sections (`fedbilevel.tasks.shown`).
 
         Raises:
@@ -171,10 +178,15 @@ class Task:
             require(function is None or callable(function), name, "a function", function)
         require(lower_level in ("global", "local"), "lower_level", "global or local", lower_level)
         require(isinstance(row_metrics, Mapping | None), "row_metrics", "a dictionary of functions by name", row_metrics)
+        given = isinstance(preprocessing, Preprocessing | None)
+        require(given, "preprocessing", "that of Tables, such as tables(...).preprocessing", preprocessing)
         sets = Sets(x_set, y_set)
-        problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, tuple((row_metrics or {}).items()))
+        further = tuple((row_metrics or {}).items())
+        tests = {"test_loss": f} | {f"test_{name}": loss for name, loss in further}
+        apart = tuple((name, loss) for name, loss in tests.items() if name not in dict(further))
+        problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, further, apart)
         lower = one_per_client("lower", lower)
-        population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size)
+        population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size, test)
         y_trees = jax.vmap(y_tree) if lower_level == "local" else y_tree
 
         def own_metrics(x: Array, y: Array) -> dict[str, Array]:
@@ -188,11 +200,11 @@ class Task:
             lower_level,
             strongly_convex,
             _rows_held(upper=population.upper, lower=population.lower),
-            tuple(truths),
             lambda x: shown(jax.tree.map(np.asarray, x_tree(jnp.asarray(x)))),
             x_tree,
             y_trees,
             known_means=False,
+            preprocessing=preprocessing,
         )
 
     @functools.cached_property
@@ -201,15 +213,26 @@ class Task:
 
         def evaluate(x: Array, y: Any) -> dict[str, Array]:
             on_data = ground_truth.metrics(self.population, x, y, self.lower_level)
-            known = dict(zip(self.population.problem.metric_names, on_data, strict=True))
+            problem = self.population.problem
+            known = dict(zip(problem.metric_names, on_data, strict=True))
+            if self.population.test is not None:
+                on_test = ground_truth.tests(self.population, x, y, self.lower_level)
+                known |= dict(zip(problem.test_names, on_test, strict=True))
             return {**known, **_own_metrics(self.metrics, x, y, known)}
 
         return jax.jit(evaluate)
 
     def metric_names(self) -> list[str]:
         """The names of all metrics, without computing them."""
+        return self._names(self.evaluate)
+
+    def server_metric_names(self) -> list[str]:
+        """The names of those that `metrics` returns."""
+        return self._names(self.metrics)
+
+    def _names(self, of: Metrics) -> list[str]:
         shape = self.y.shape if self.lower_level == "global" else (self.population.size, *self.y.shape)
-        return list(jax.eval_shape(self.evaluate, self.x, jax.ShapeDtypeStruct(shape, self.y.dtype)))
+        return list(jax.eval_shape(of, self.x, jax.ShapeDtypeStruct(shape, self.y.dtype)))
 
     @functools.cached_property
     def evaluate_each(self) -> Callable[[Array, Any], dict[str, Array]]:
@@ -228,6 +251,7 @@ class TaskSettings(Protocol):
     headline: ClassVar[str]  # the metric to compare methods by
     better: ClassVar[Better]  # for its metrics; any other, such as either loss, is better lower
     suited: ClassVar[SuitedTable]  # the first task's serve the others where those have none of their own
+    columns: ClassVar[Columns | None]  # of the tables that it is built from, if it is
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

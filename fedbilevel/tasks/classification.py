@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from fedbilevel.core import randomness
 from fedbilevel.core.devices import require_memory
+from fedbilevel.core.problem import Named
 from fedbilevel.errors import InputError
 from fedbilevel.settings import choice
 from fedbilevel.tasks.base import Holdings
@@ -87,6 +88,15 @@ def guesses(net: Network, layers: Sequence[Layer], images: Array) -> Array:
 def accuracy(net: Network, layers: Sequence[Layer], images: Array, labels: Array) -> Array:
     """The share of images whose largest logit is their label's."""
     return jnp.mean(guesses(net, layers, images) == labels)
+
+
+def tests(net: Network, layers: Callable[[Array, Array], Sequence[Layer]]) -> Named:
+    """The accuracy on rows that a client holds out, of the layers that x and y make."""
+
+    def test_accuracy(x: Array, y: Array, rows: Labelled) -> Array:
+        return accuracy(net, layers(x, y), jnp.asarray(rows.images), jnp.asarray(rows.labels))
+
+    return (("test_accuracy", test_accuracy),)
 
 
 def split(parts: Parts, train: int, validation: int, seed: int, owner: str) -> tuple[Parts, Parts]:

@@ -204,7 +204,8 @@ class DataCleaning:
         def validation_error(x: Array, y: Array, rows: Labelled) -> Array:
             return jnp.mean(net.apply(model(y), rows.images).argmax(1) != rows.labels)
 
-        problem = replace(problem, metrics=(("validation_error", validation_error),))
+        tests = classification.tests(net, lambda x, y: model(y))
+        problem = replace(problem, metrics=(("validation_error", validation_error),), tests=tests)
         population = Population.build(
             problem,
             upper=[Labelled(source.images[v], source.labels[v]) for v in validation],
@@ -221,7 +222,7 @@ class DataCleaning:
         def shown(x: np.ndarray) -> tuple[Shown]:
             return (trust(1 / (1 + np.exp(-x)) if sigmoid else x, population.lower.rows, true, classes),)
 
-        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, truths=("roc_auc",), shown=shown)
+        return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)
 
     def _dealt(self, labels: np.ndarray) -> tuple[Parts, Parts]:
         """The clients' training samples, and their clean ones."""

@@ -11,6 +11,7 @@ the head (FBO-AggITD, A.2), which is not convex.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -102,6 +103,7 @@ class HyperRepresentation:
             return f(x, y, rows) + self.rc * squared_norm(y)
 
         problem, x0, y0, x_layers, y_layers = from_trees(f, g, features, head)
+        problem = replace(problem, tests=classification.tests(net, lambda x, y: [*x_layers(x), *y_layers(y)]))
         upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
         population = Population.build(problem, upper, lower, batch_size=self.batch_size)
         test = [jnp.asarray(a) for a in (source.test_images, source.test_labels)]

@@ -12,6 +12,7 @@ so that each class counts about the same; they are scaled such that a sample's m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -119,6 +120,7 @@ class LossTuning:
 
         start = VectorScaling(jnp.ones(classes), jnp.ones(classes), jnp.zeros(classes))
         problem, x0, y0, tuned, layers = from_trees(f, g, start, net.layers)
+        problem = replace(problem, tests=classification.tests(net, lambda x, y: layers(y)))
         upper, lower = ([Labelled(source.images[p], source.labels[p]) for p in parts] for parts in (validation, train))
         population = Population.build(problem, upper, lower, batch_size=self.batch_size)
         images, labels = (jnp.asarray(a) for a in (source.test_images, source.test_labels))

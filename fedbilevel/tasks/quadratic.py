@@ -173,5 +173,4 @@ class Quadratic:
             jnp.zeros(self.y_dimension),
             metrics,
             self.lower_level,
-            truths=("x_error", "y_error"),
         )

@@ -18,7 +18,7 @@ from jax import Array
 
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
-from fedbilevel.core.sets import Box, Sets
+from fedbilevel.core.sets import UNCONSTRAINED, Box, Sets
 from fedbilevel.settings import choice, count
 from fedbilevel.tasks.base import STORM, THREE_ROUNDS, Better, SuitedTable, Task, mefbo_steps, simfbo_steps, suit
 from fedbilevel.tasks.classification import holdings, split
@@ -54,6 +54,11 @@ def g_log(x: Array, y: Array, patients: Patients) -> Array:
 def g_box(x: Array, y: Array, patients: Patients) -> Array:
     """The loss with weight decay x."""
     return logistic_loss(y, patients).mean() + 0.5 * x @ y**2
+
+
+def accuracy(x: Array, y: Array, patients: Patients) -> Array:
+    """The share of patients whose outcome is the more probable one."""
+    return jnp.mean(jnp.sign(patients.features @ y) == 2 * patients.benign - 1)
 
 
 @task
@@ -104,18 +109,15 @@ class Regularisation:
         parts = [rest[p] for p in partition.deal(self.partition, benign[rest], self.clients, self.data_seed)]
         largest = max(map(len, parts))
         train, validation = split(parts, (largest + 1) // 2, largest // 2, self.data_seed, "regularisation")
-        problem = Problem(f, g_log) if self.decay == "log" else Problem(f, g_box, Sets(x=Box(WEAKEST, STRONGEST)))
+        g, sets = (g_log, UNCONSTRAINED) if self.decay == "log" else (g_box, Sets(x=Box(WEAKEST, STRONGEST)))
+        problem = Problem(f, g, sets, tests=(("test_loss", f), ("test_accuracy", accuracy)))
         population = Population.build(
             problem, [patients(p) for p in validation], [patients(p) for p in train], batch_size=self.batch_size
         )
         unseen = patients(test)
 
         def metrics(x: Array, y: Array) -> dict[str, Array]:
-            right = jnp.sign(unseen.features @ y) == 2 * unseen.benign - 1
-            return {
-                "test_loss": logistic_loss(y, unseen).mean(),
-                "test_accuracy": right.mean(),
-            }
+            return {name: test(x, y, unseen) for name, test in problem.tests}
 
         held = holdings(benign, ("malignant", "benign"), training=train, validation=validation)
         dimension = features.shape[1]

@@ -100,5 +100,4 @@ class Valley:
             jnp.ones(self.dimension),
             metrics,
             strongly_convex=False,
-            truths=("x_error", "y_error"),
         )

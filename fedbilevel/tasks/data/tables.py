@@ -1,0 +1,124 @@
+"""Tables of several sites as the clients' rows of a task, preprocessed alike from sums over the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedbilevel.core.client_lists import one_per_client
+from fedbilevel.errors import InputError, require
+from fedbilevel.tasks.data.columns import Columns
+from fedbilevel.tasks.data.datasets import existing_folder
+from fedbilevel.tasks.data.preprocessing import Preprocessing, fitted
+from fedbilevel.tasks.data.table_files import SUFFIXES, Opened, Source, opened, read_table
+from fedbilevel.tasks.data.table_sums import Deviations, Names, SiteTable, Totals
+
+Rows = Mapping[str, np.ndarray]
+
+
+class Tables(NamedTuple):
+    """The rows of tables, ready for `Task.of` and `solve`.
+
+    A client's rows are a dictionary with "features", "label" and, where there is a column for it, "weight"; those of `lower`,
+    which train, also have "place", the row's own place among the training rows of all clients. There are always all clients: in
+    place of rows that are elsewhere, at the sites of a federation, stand as many whose numbers mean nothing.
+    """
+
+    lower: Sequence[Rows]
+    upper: Sequence[Rows]
+    preprocessing: Preprocessing
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing, here: Mapping[int, SiteTable]) -> Tables:
+        """The rows of the sites whose tables are here, by number."""
+        parts = [
+            _parts(here[m], preprocessing) if m in here else [preprocessing.filler(n) for n in sizes]
+            for m, sizes in enumerate(zip(preprocessing.training, preprocessing.validating, strict=True))
+        ]
+        ends = np.cumsum([0, *preprocessing.training])
+        lower = [{**rows, "place": np.arange(*of, dtype=np.int32)} for (rows, _), of in zip(parts, pairwise(ends), strict=True)]
+        return cls(lower, [rows for _, rows in parts], preprocessing)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The number of training rows of each client."""
+        return self.preprocessing.training
+
+    @property
+    def places(self) -> int:
+        """The number of training rows of all clients together."""
+        return sum(self.sizes)
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+        return len(self.preprocessing.names)
+
+
+class Here:
+    """Tables of all sites in this process, which answer as they would across a network."""
+
+    def __init__(self, sites: Sequence[SiteTable]):
+        self.size, self._sites = len(sites), sites
+
+    def union(self, question: Names) -> list[list[str]]:
+        """For each column the categories of all sites."""
+        return united([site.answer(question) for site in self._sites])
+
+    def total(self, question: Totals | Deviations) -> np.ndarray:
+        """The sum of all sites' answers."""
+        return np.sum([site.answer(question) for site in self._sites], 0)
+
+
+def united(answers: Iterable[Sequence[Sequence[str]]]) -> list[list[str]]:
+    """For each column the categories in any of the answers, in order."""
+    return [sorted(set().union(*column)) for column in zip(*answers, strict=True)]
+
+
+def tables(sources: Iterable[Source], columns: Columns) -> Tables:
+    """Read the table of each client and preprocess all of them alike, from sums over the clients.
+
+    Args:
+        sources: for each client a CSV or Parquet file, or a dictionary of columns.
+        columns: what the columns are.
+
+    Warns about features that are the same everywhere.
+
+    Raises:
+        InputError: a table cannot be used; the line names the file, the line and the column.
+    """
+    require(isinstance(columns, Columns), "columns", "Columns(label=..., ...)", columns)
+    opened_tables = [opened(source, f"table {m}") for m, source in enumerate(one_per_client("tables", sources))]
+    named = columns.named(opened_tables[0])
+    for table in opened_tables if columns.features is None else ():
+        named.require_same(table, opened_tables[0].name)
+    sites = [site_table(table, named, m) for m, table in enumerate(opened_tables)]
+    return Tables.of(fitted(named, Here(sites)), dict(enumerate(sites)))
+
+
+def tables_in(folder: str | Path, columns: Columns) -> Tables:
+    """The tables of a folder, in the order of their names, one for each client."""
+    place = existing_folder(folder)
+    files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise InputError(f"{place} holds no tables: give a folder with a {' or '.join(SUFFIXES)} file for each client")
+    return tables(files, columns)
+
+
+def site_table(table: Opened, columns: Columns, site: int) -> SiteTable:
+    """The columns of a site's table, ready to answer questions."""
+    split = [columns.split] if columns.split else []
+    read = read_table(table, columns.numbers, [*columns.texts, *split], columns.full)
+    if columns.weight and (low := np.flatnonzero(read.numbers[columns.weight] < 0)).size:
+        raise InputError(f"{read.places(int(low[0]))}: column {columns.weight!r}: a weight must not be below 0")
+    return SiteTable(read, columns, site)
+
+
+def _parts(site: SiteTable, preprocessing: Preprocessing) -> list[Rows]:
+    """A site's rows that train, and those that validate."""
+    rows = preprocessing.labelled(site.table)
+    return [{name: of[part] for name, of in rows.items()} for part in (site.trains, ~site.trains)]
