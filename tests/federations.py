@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.core.aggregation import Mean
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
@@ -17,7 +18,7 @@ def weighted(population, weights):
     return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
-def deployed(algorithm, population, participation, start=None, stores=None):
+def deployed(algorithm, population, participation, start=None, stores=None, aggregation=Mean()):  # noqa: B008 (frozen)
     """The population behind a loopback transport, and its clients' runtimes.
 
     Where the start (x, y) is given both ends check shapes.
@@ -28,7 +29,7 @@ def deployed(algorithm, population, participation, start=None, stores=None):
         m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None)
         for m in range(population.size)
     }
-    engine = DeployedEngine(Loopback(runtimes), population, participation, known)
+    engine = DeployedEngine(Loopback(runtimes), population, participation, known, aggregation)
     return engine, runtimes
 
 

@@ -218,7 +218,7 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["run", "own.py", "simfbo", "--knob", "weigt=1"], "small has no setting 'weigt'; did you mean weight"),
         (
             ["run", "own.py", "simfbo", "--federation", "."],
-            "a federation runs only fedbilevel's own tasks and algorithms, and small",
+            "a federation runs only fedbilevel's own tasks, algorithms and aggregations, and small",
         ),
         (["run", "quadratic", "method.py", "method.py:MyMethod"], "an algorithm is named twice in MyMethod MyMethod"),
         (["sweep", "own.py", "simfbo", "--grid", "wight=1,2"], "simfbo has no hyperparameter 'wight'; did you mean weight"),

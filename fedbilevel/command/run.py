@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbilevel.aggregations import AGGREGATIONS
 from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.command.options import (
+    Aggregate,
+    AggregateSettings,
     ByChance,
     ChunkSize,
     ClientsPerRound,
@@ -27,6 +30,7 @@ from fedbilevel.command.options import (
     SettingsFile,
     Steps,
     TaskName,
+    aggregation,
     assignments,
     budget,
     by_algorithm,
@@ -85,6 +89,8 @@ def run(
     chunk_size: ChunkSize = None,
     products: Products = "default",
     loss_bound: LossBound = 1e6,
+    aggregate: Aggregate = "mean",
+    set_aggregate: AggregateSettings = None,
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -115,12 +121,13 @@ def run(
         chunk_size=chunk_size,
         products=products,
         loss_bound=loss_bound,
+        aggregate=aggregation(aggregate, set_aggregate),
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
     if federation is not None:
-        _require_bundled(task, algorithms)
+        _require_bundled(task, algorithms, options.rule())
         knobs = _with_sites(federation, round_timeout, task, knobs)
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
     if not algorithms:
@@ -185,11 +192,12 @@ def _start(configurations: list[Configuration], out: Path, force: bool, style: S
     _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
 
 
-def _require_bundled(task: str, algorithms: list[str]) -> None:
-    for table, name in ((TASKS, task), *((ALGORITHMS, name) for name in algorithms)):
+def _require_bundled(task: str, algorithms: list[str], rule: str) -> None:
+    for table, name in ((TASKS, task), *((ALGORITHMS, name) for name in algorithms), (AGGREGATIONS, rule)):
         if name not in table.bundled:
             raise InputError(
-                f"a federation runs only fedbilevel's own tasks and algorithms, and {label(name)} is not one of them"
+                f"a federation runs only fedbilevel's own tasks, algorithms and aggregations, and {label(name)} is not one "
+                "of them"
             )
 
 

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.options import (
+    Aggregate,
+    AggregateSettings,
     ByChance,
     ClientsPerRound,
     Data,
@@ -27,6 +29,7 @@ from fedbilevel.command.options import (
     SettingsFile,
     Steps,
     TaskName,
+    aggregation,
     assignments,
     budget,
     by_algorithm,
@@ -79,6 +82,8 @@ def sweep(
     settings: SettingsFile = None,
     every: Every = 100,
     loss_bound: LossBound = 1e6,
+    aggregate: Aggregate = "mean",
+    set_aggregate: AggregateSettings = None,
     data: Data = "",
     style: Look = "screen",
     out: Out = None,
@@ -100,6 +105,7 @@ def sweep(
         dropout=dropout,
         every=every,
         loss_bound=loss_bound,
+        aggregate=aggregation(aggregate, set_aggregate),
     )
     file, given = Settings.read(settings, task), by_algorithm([algorithm], set_)[algorithm]
     cells = {name: values.split(",") for name, values in assignments("--grid", grid).items()}

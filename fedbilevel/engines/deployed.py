@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
@@ -32,9 +33,14 @@ class DeployedEngine:
     """Clients behind a transport, seen from the server, which knows the population's problem and weights but not its rows."""
 
     def __init__(
-        self, transport: Transport, population: Population, participation: Participation, call_shapes: CallShapes | None = None
+        self,
+        transport: Transport,
+        population: Population,
+        participation: Participation,
+        call_shapes: CallShapes | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
     ):
-        self.population, self.participation = population, participation
+        self.population, self.participation, self.aggregation = population, participation, aggregation
         self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes)
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
@@ -42,6 +48,7 @@ class DeployedEngine:
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
+        self.aggregation.require(self.population)
         if algorithm.pooled:
             name = type(algorithm).__name__
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
@@ -144,4 +151,4 @@ class DeployedEngine:
         return jax.tree.unflatten(structure, state)
 
     def _clients(self, algorithm: Algorithm, key: Array) -> DeployedClients:
-        return DeployedClients(self.exchange, self.population, self.participation, algorithm, key)
+        return DeployedClients(self.exchange, self.population, self.participation, algorithm, key, self.aggregation)

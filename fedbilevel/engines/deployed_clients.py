@@ -18,27 +18,35 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
-from fedbilevel.core.traffic import Totals, floats
+from fedbilevel.core.traffic import Totals, floats, size_in_bytes
 from fedbilevel.engines import wire
 from fedbilevel.engines.call_shapes import check_finite
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Call, Store, sent_floats
+from fedbilevel.engines.messages import Call, Store, sent
 
 
 class DeployedClients(Clients):
     """The clients during one step."""
 
     def __init__(
-        self, exchange: Exchange, population: Population, participation: Participation, algorithm: Algorithm, key: Array
+        self,
+        exchange: Exchange,
+        population: Population,
+        participation: Participation,
+        algorithm: Algorithm,
+        key: Array,
+        aggregation: Aggregation,
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
+        self.aggregation = aggregation
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
         self.weights, self.equal_weights = np.asarray(population.weights), population.equal_weights
@@ -76,10 +84,9 @@ class DeployedClients(Clients):
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
         """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
-        down = sum(sent_floats(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent)
-        up = sum(floats(r) for r in replies.values())
-        rounds, before_up, before_down = self.totals
-        self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)
+        down = [sent(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent]
+        up, rounds = list(replies.values()), int(reply and bool(wanted))
+        self.totals = self.totals.and_also(Totals(rounds, floats(up), floats(down), size_in_bytes(up), size_in_bytes(down)))
         self.exchange.absences += len(failures) if reply else 0
         return replies, failures
 
@@ -130,7 +137,9 @@ class DeployedCohort(Cohort):
         total, share = _weighted_sum(each, replies), each.sum()
         center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
         squares = np.asarray([squared_distance(reply, center) for reply in replies])
-        return recentred(total, self._share(each), around), jnp.sqrt(each @ squares / share)
+        streams = self._clients.aggregation.streams
+        combined = recentred(total, self._share(each), around) if streams else self._combine(replies, around)
+        return combined, jnp.sqrt(each @ squares / share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         replies, weights = self._ask(function, args)
@@ -216,7 +225,14 @@ class DeployedCohort(Cohort):
         return None if self._clients.equal_weights else float(each.sum())
 
     def _estimate(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
+        if not self._clients.aggregation.streams:
+            return self._combine(replies, around)
         return recentred(_weighted_sum(each, replies), self._share(each), around)
+
+    def _combine(self, replies: list[Tree], around: Tree) -> Tree:
+        """What a rule that needs all answers makes of them."""
+        rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
+        return _combined(self._clients.aggregation, jnp.ones(len(replies), bool), rows, around, self._clients.next_key())
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""
@@ -227,6 +243,11 @@ class DeployedCohort(Cohort):
         for row, m in zip(rows, others, strict=False):
             self._ids[self._ids == m] = self._ids[row]
             self._ids[row], self._active[row] = m, True
+
+
+@partial(jax.jit, static_argnums=0)
+def _combined(rule: Aggregation, active: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+    return rule.combine(active, rows, around, key)
 
 
 def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:

@@ -106,7 +106,7 @@ def advance(engine: Engine, algorithm: Algorithm, state: Any, step: Array | int,
     def one_step(made: Stretch) -> Stretch:
         state, traffic, reported = engine.step(algorithm, made.state, fold_in(key, made.step + 1))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in server_floats(state)]))
-        return Stretch(state, made.step + 1, made.traffic.plus(*Traffic.of(traffic)), reported, finite, made.more)
+        return Stretch(state, made.step + 1, made.traffic.plus(Traffic.of(traffic)), reported, finite, made.more)
 
     nothing = {name: jnp.full((), jnp.nan) for name in algorithm.reports}
     start = Stretch(state, jnp.int32(step), Traffic.zero(), nothing, jnp.bool(True), jnp.bool(True))

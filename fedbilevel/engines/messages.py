@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.core.problem import Tree
-from fedbilevel.core.traffic import floats
 
 
 class Call(NamedTuple):
@@ -73,16 +72,16 @@ class Request(NamedTuple):
 EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Evaluate, Save, Saved, Request)}
 
 
-def sent_floats(expression: Any) -> int:
-    """How many numbers an expression carries; keys and slots are part of the envelope."""
+def sent(expression: Any) -> list[Tree]:
+    """The values that an expression carries; keys and slots are part of the envelope."""
     match expression:
         case Call(args=inside) | list(inside):
-            return sum(sent_floats(e) for e in inside)
+            return [value for e in inside for value in sent(e)]
         case Store(value=value):
-            return floats(value)
+            return [value]
         case Part(of=inside):
-            return sent_floats(inside)
+            return sent(inside)
         case Kept() | Saved():
-            return 0
+            return []
         case _:
-            return floats(expression)
+            return [expression]

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.devices import copied_everywhere
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
@@ -31,7 +32,11 @@ PRODUCTS = {  # of float32 matrices: the arithmetic, by JAX's names
 }
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size", "products"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["population"],
+    meta_fields=["participation", "chunk_size", "products", "aggregation"],
+)
 @dataclass(frozen=True)
 class SimulatedEngine:
     """Clients in this process: `init` and `step` are pure functions that can be compiled."""
@@ -40,10 +45,12 @@ class SimulatedEngine:
     participation: Participation
     chunk_size: int | None = None  # how many clients are computed at once; None: the whole cohort
     products: str = "default"  # one of `PRODUCTS`
+    aggregation: Aggregation = Mean()
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
+        self.aggregation.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:
             raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
 
@@ -107,7 +114,7 @@ class SimulatedEngine:
         return clients.traffic
 
     def _clients(self, key: Array, watch: Watch | None = None) -> SimulatedClients:
-        return SimulatedClients(self.population, self.participation, key, self.chunk_size, watch)
+        return SimulatedClients(self.population, self.participation, key, self.chunk_size, watch, self.aggregation)
 
     @functools.cached_property
     def _everywhere(self) -> SimulatedEngine:

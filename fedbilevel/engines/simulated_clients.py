@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
@@ -19,7 +20,7 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import Sets
-from fedbilevel.core.traffic import Traffic, floats, product
+from fedbilevel.core.traffic import Traffic, product
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=[])
@@ -81,8 +82,9 @@ class SimulatedClients(Clients):
         key: Array,
         chunk_size: int | None = None,
         watch: Watch | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
     ):
-        self.population, self.chunk_size, self.watch = population, chunk_size, watch
+        self.population, self.chunk_size, self.watch, self.aggregation = population, chunk_size, watch, aggregation
         self._participation, self._key = participation, key
         self._calls, self.traffic = jnp.int32(0), Traffic.zero()
         self.reported: dict[str, Array | float] = {}
@@ -123,16 +125,16 @@ class SimulatedClients(Clients):
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
 
-    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
+    def count(self, traffic: Traffic) -> None:
         """Add to the traffic, except in a rehearsal, where it is not needed."""
         self._check_trace()
         if self.watch is None:
-            self.traffic = self.traffic.plus(rounds, up, down)
+            self.traffic = self.traffic.plus(traffic)
 
     def rehearse(self, watch: Watch, call: ClientCall) -> Tree:
         """What the watcher has all clients answer; its counts replace the floats up and down."""
-        answer, counts = watch(call)
-        self.traffic = self.traffic.plus(0, *(product(count, 1) for count in counts))
+        answer, (up, down) = watch(call)
+        self.traffic = self.traffic.plus(Traffic.zero()._replace(up=product(up, 1), down=product(down, 1)))
         return answer
 
     def report(self, **numbers: Array | float) -> None:
@@ -176,25 +178,23 @@ class SimulatedCohort(Cohort):
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         each = self._average()
-        total, spread = self._sum(each, function, args, _Spread.of)
-        return recentred(total, self._share(each), around), jnp.sqrt(spread.square / spread.share)
+        if self._clients.aggregation.streams:
+            total, spread = self._sum(each, function, args, _Spread.of)
+            combined = recentred(total, self._share(each), around)
+        else:
+            rows = self._answers(function, args)
+            spread = _Spread.of(each, rows, jax.tree.map(partial(_weighted, each), rows))
+            combined = self._combine(rows, around)
+        return combined, jnp.sqrt(spread.square / spread.share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         return self._estimate(self._unbiased(), function, args, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
-        mapped = self.map(function, *args)
-        assert isinstance(mapped, Rows)
-        rows = mapped.rows
-        self._reply(jax.tree.map(lambda r: r[0], rows))
-        if self._active is None:
-            return rows
-        otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
-        return jax.tree.map(partial(_where, self._active), rows, otherwise)
+        return self._answers(function, args, otherwise)
 
     def scatter(self, rows: Tree) -> PerClient:
-        one = floats(jax.tree.map(lambda r: r[0], rows))
-        self._clients.count(0, product(0, 0), product(self._count, one))
+        self._clients.count(Traffic.of_clients(self._count, down=jax.tree.map(lambda r: r[0], rows)))
         return Rows(rows)
 
     def take(self, everyone: PerClient) -> PerClient:
@@ -211,7 +211,7 @@ class SimulatedCohort(Cohort):
         """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
         key, population = self._clients.next_key(), self._clients.population
         sent = [a for a in args if not isinstance(a, Rows)]
-        self._clients.count(0, product(0, 0), product(self._count, floats(sent)))
+        self._clients.count(Traffic.of_clients(self._count, down=sent))
 
         def compute(row: Tree) -> Tree:
             m, held = row
@@ -228,7 +228,22 @@ class SimulatedCohort(Cohort):
 
     def _reply(self, one: Tree) -> None:
         n = jnp.asarray(self._count)
-        self._clients.count(n > 0, product(n, floats(one)), product(0, 0))
+        self._clients.count(Traffic.of_clients(n, up=one, rounds=n > 0))
+
+    def _answers(self, function: Callable[..., Tree], args: tuple, otherwise: Tree = None) -> Tree:
+        """Every member's answer; where a member is not active, the row of `otherwise` (zeros if none)."""
+        mapped = self.map(function, *args)
+        assert isinstance(mapped, Rows)
+        rows = mapped.rows
+        self._reply(jax.tree.map(lambda r: r[0], rows))
+        if self._active is None:
+            return rows
+        otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
+        return jax.tree.map(partial(_where, self._active), rows, otherwise)
+
+    def _combine(self, rows: Tree, around: Tree) -> Tree:
+        """What a rule that needs all answers makes of them."""
+        return everywhere(self._clients.aggregation.combine(self.active, rows, around, self._clients.next_key()))
 
     def _weights(self) -> Array:
         weights = self._clients.population.weights[self._ids]
@@ -249,6 +264,8 @@ class SimulatedCohort(Cohort):
         return None if self._clients.population.equal_weights else each.sum()
 
     def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        if not self._clients.aggregation.streams:
+            return self._combine(self._answers(function, args), around)
         return recentred(self._sum(each, function, args)[0], self._share(each), around)
 
     def _sum(
@@ -267,7 +284,7 @@ class SimulatedCohort(Cohort):
             each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            total = jax.tree.map(partial(_weighted, weights), each)
             return everywhere((total, spread(weights, each, total))), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
@@ -308,6 +325,10 @@ class _Spread(NamedTuple):
         between = squared_distance(_divided(total, self.share), _divided(others_total, other.share))
         share = self.share + other.share
         return _Spread(share, self.square + other.square + between * self.share * other.share / _some(share))
+
+
+def _weighted(weights: Array, rows: Array) -> Array:
+    return jnp.tensordot(weights.astype(rows.dtype), rows, 1)
 
 
 def _divided(tree: Tree, share: Array) -> Tree:

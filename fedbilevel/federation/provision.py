@@ -64,6 +64,9 @@ client = {number}                    # share: which of the simulated clients thi
 
 [knobs]                       # settings of the task that this site insists on; a run with others is refused
 # clients = {sites}
+
+[policy]                      # what this site insists on besides; a run that does not comply is refused
+# refuse = ["gather"]         # algorithms whose server needs what each site sends, and not only their mean
 """
 
 

@@ -102,7 +102,9 @@ class ExperimentServer:
         if not self._all_simulated():
             task = _without_truths(task)
         shapes = call_shapes(experiment.algorithm, population, task.x, task.y)
-        engine = DeployedEngine(roster, population, configuration.options.participation(), shapes)
+        engine = DeployedEngine(
+            roster, population, configuration.options.participation(), shapes, configuration.options.aggregation()
+        )
         return dataclasses.replace(experiment, task=task, engine=engine)
 
     def _reasons(self) -> list[str]:

@@ -103,9 +103,10 @@ class Site:
         with _unsaid():
             own = SiteData.read(self._kit / "local" / "site.toml")
         own.agree(run.task, run.knobs)
+        algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
+        own.policy.agree(algorithm)
         with _unsaid():
             task, population = own.load(run.knobs)
-        algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
         self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)

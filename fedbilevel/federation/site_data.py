@@ -14,6 +14,7 @@ import numpy as np
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError
+from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.registry import find
 from fedbilevel.settings import configure, nearest
 from fedbilevel.tasks import TASKS
@@ -35,6 +36,7 @@ class SiteData:
     function: str = ""  # function: module:name
     data: str = ""  # folder of data sets that are not bundled
     knobs: Mapping[str, Scalar] = field(default_factory=dict)  # settings of the task that the site insists on
+    policy: SitePolicy = field(default_factory=SitePolicy)
 
     def __post_init__(self) -> None:
         if self.loader not in LOADERS:
