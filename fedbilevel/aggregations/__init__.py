@@ -13,8 +13,21 @@ from fedbilevel.registry import Entry, Registry, find
 if TYPE_CHECKING:
     from fedbilevel.core.aggregation import Aggregation
 
+YIN, BLANCHARD = "Yin et al., ICML 2018", "Blanchard et al., NeurIPS 2017"
+
+
+def _robust(cls: str, summary: str, paper: str) -> Entry:
+    return Entry("fedbilevel.aggregations.robust", cls, summary, paper)
+
+
 BUNDLED = {
     "mean": Entry("fedbilevel.core.aggregation", "Mean", "the weighted mean", "McMahan et al., AISTATS 2017"),
+    "median": _robust("Median", "the median of every entry", YIN),
+    "trimmed-mean": _robust("TrimmedMean", "the mean of every entry without its extremes", YIN),
+    "geometric-median": _robust("GeometricMedian", "the point nearest to all answers", "Pillutla et al., 2022"),
+    "krum": _robust("Krum", "the answer whose neighbours are nearest", BLANCHARD),
+    "multi-krum": _robust("MultiKrum", "the mean of the answers whose neighbours are nearest", BLANCHARD),
+    "centred-clipping": _robust("CentredClipping", "the mean of clipped differences", "Karimireddy et al., ICML 2021"),
 }
 
 AGGREGATIONS = Registry("aggregation", BUNDLED)

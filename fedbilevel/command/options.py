@@ -99,6 +99,9 @@ Aggregate = Annotated[
     ),
 ]
 AggregateSettings = Annotated[list[str] | None, typer.Option("--set-aggregate", help="Setting of the aggregation, NAME=VALUE.")]
+Attackers = Annotated[
+    str, typer.Option("--attack", help="Clients that lie: sign-flip:2, ipm:2, alie:2, noise:2, label-flip:2.")
+]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs, instead of text.")]

@@ -13,6 +13,7 @@ from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.command.options import (
     Aggregate,
     AggregateSettings,
+    Attackers,
     ByChance,
     ChunkSize,
     ClientsPerRound,
@@ -91,6 +92,7 @@ def run(
     loss_bound: LossBound = 1e6,
     aggregate: Aggregate = "mean",
     set_aggregate: AggregateSettings = None,
+    attack: Attackers = "",
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -122,6 +124,7 @@ def run(
         products=products,
         loss_bound=loss_bound,
         aggregate=aggregation(aggregate, set_aggregate),
+        attack=attack,
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}

@@ -14,6 +14,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.options import (
     Aggregate,
     AggregateSettings,
+    Attackers,
     ByChance,
     ClientsPerRound,
     Data,
@@ -84,6 +85,7 @@ def sweep(
     loss_bound: LossBound = 1e6,
     aggregate: Aggregate = "mean",
     set_aggregate: AggregateSettings = None,
+    attack: Attackers = "",
     data: Data = "",
     style: Look = "screen",
     out: Out = None,
@@ -106,6 +108,7 @@ def sweep(
         every=every,
         loss_bound=loss_bound,
         aggregate=aggregation(aggregate, set_aggregate),
+        attack=attack,
     )
     file, given = Settings.read(settings, task), by_algorithm([algorithm], set_)[algorithm]
     cells = {name: values.split(",") for name, values in assignments("--grid", grid).items()}

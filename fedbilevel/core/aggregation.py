@@ -13,6 +13,7 @@ import jax
 from jax import Array
 
 from fedbilevel import own_code
+from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError, require
@@ -31,7 +32,7 @@ class Aggregation(abc.ABC):
         """Its settings, by name."""
         return {name: getattr(self, name) for name in settings(type(self))}
 
-    def require(self, population: Population) -> None:
+    def require(self, population: Population, participation: Participation) -> None:
         """Raise `InputError` unless the rule can be used with these clients; one that is no weighted sum has no weights."""
         if not self.streams and not population.equal_weights:
             raise InputError(

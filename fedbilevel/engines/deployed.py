@@ -48,7 +48,7 @@ class DeployedEngine:
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
-        self.aggregation.require(self.population)
+        self.aggregation.require(self.population, self.participation)
         if algorithm.pooled:
             name = type(algorithm).__name__
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -43,7 +43,7 @@ class DeployedClients(Clients):
         participation: Participation,
         algorithm: Algorithm,
         key: Array,
-        aggregation: Aggregation,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
         self.aggregation = aggregation

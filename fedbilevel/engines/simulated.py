@@ -20,6 +20,7 @@ from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
 from fedbilevel.core.randomness import split
 from fedbilevel.core.traffic import Traffic
+from fedbilevel.engines.attacks import Attack
 from fedbilevel.engines.engine import Limits, Step, Stretch, advance, complete_report, unflattened
 from fedbilevel.engines.simulated_clients import Rows, SimulatedClients, Watch
 from fedbilevel.errors import InputError
@@ -35,7 +36,7 @@ PRODUCTS = {  # of float32 matrices: the arithmetic, by JAX's names
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["population"],
-    meta_fields=["participation", "chunk_size", "products", "aggregation"],
+    meta_fields=["participation", "chunk_size", "products", "aggregation", "attack"],
 )
 @dataclass(frozen=True)
 class SimulatedEngine:
@@ -46,11 +47,14 @@ class SimulatedEngine:
     chunk_size: int | None = None  # how many clients are computed at once; None: the whole cohort
     products: str = "default"  # one of `PRODUCTS`
     aggregation: Aggregation = Mean()
+    attack: Attack | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
-        self.aggregation.require(self.population)
+        self.aggregation.require(self.population, self.participation)
+        if self.attack is not None:
+            self.attack.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:
             raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
 
@@ -114,7 +118,7 @@ class SimulatedEngine:
         return clients.traffic
 
     def _clients(self, key: Array, watch: Watch | None = None) -> SimulatedClients:
-        return SimulatedClients(self.population, self.participation, key, self.chunk_size, watch, self.aggregation)
+        return SimulatedClients(self.population, self.participation, key, self.chunk_size, watch, self.aggregation, self.attack)
 
     @functools.cached_property
     def _everywhere(self) -> SimulatedEngine:

@@ -21,6 +21,7 @@ from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import Sets
 from fedbilevel.core.traffic import Traffic, product
+from fedbilevel.engines.attacks import Attack
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=[])
@@ -83,8 +84,10 @@ class SimulatedClients(Clients):
         chunk_size: int | None = None,
         watch: Watch | None = None,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        attack: Attack | None = None,
     ):
-        self.population, self.chunk_size, self.watch, self.aggregation = population, chunk_size, watch, aggregation
+        self.population, self.chunk_size, self.watch = population, chunk_size, watch
+        self.aggregation, self.attack = aggregation, attack
         self._participation, self._key = participation, key
         self._calls, self.traffic = jnp.int32(0), Traffic.zero()
         self.reported: dict[str, Array | float] = {}
@@ -124,6 +127,11 @@ class SimulatedClients(Clients):
         self._check_trace()
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers are added up in parts, without anybody who looks at all of them."""
+        return self.aggregation.streams and self.attack is None
 
     def count(self, traffic: Traffic) -> None:
         """Add to the traffic, except in a rehearsal, where it is not needed."""
@@ -178,20 +186,20 @@ class SimulatedCohort(Cohort):
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         each = self._average()
-        if self._clients.aggregation.streams:
+        if self._clients.streams:
             total, spread = self._sum(each, function, args, _Spread.of)
             combined = recentred(total, self._share(each), around)
         else:
-            rows = self._answers(function, args)
+            rows = self._answers(function, args, around)
             spread = _Spread.of(each, rows, jax.tree.map(partial(_weighted, each), rows))
-            combined = self._combine(rows, around)
+            combined = self._combine(each, rows, around)
         return combined, jnp.sqrt(spread.square / spread.share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         return self._estimate(self._unbiased(), function, args, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
-        return self._answers(function, args, otherwise)
+        return self._answers(function, args, None, otherwise)
 
     def scatter(self, rows: Tree) -> PerClient:
         self._clients.count(Traffic.of_clients(self._count, down=jax.tree.map(lambda r: r[0], rows)))
@@ -230,19 +238,23 @@ class SimulatedCohort(Cohort):
         n = jnp.asarray(self._count)
         self._clients.count(Traffic.of_clients(n, up=one, rounds=n > 0))
 
-    def _answers(self, function: Callable[..., Tree], args: tuple, otherwise: Tree = None) -> Tree:
-        """Every member's answer; where a member is not active, the row of `otherwise` (zeros if none)."""
+    def _answers(self, function: Callable[..., Tree], args: tuple, around: Tree, otherwise: Tree = None) -> Tree:
+        """Every member's answer, honest or not; where a member is not active, the row of `otherwise` (zeros if none)."""
         mapped = self.map(function, *args)
         assert isinstance(mapped, Rows)
         rows = mapped.rows
         self._reply(jax.tree.map(lambda r: r[0], rows))
+        if self._clients.attack is not None:
+            rows = self._clients.attack.corrupted(self._ids, self.active, rows, around, self._clients.next_key())
         if self._active is None:
             return rows
         otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
         return jax.tree.map(partial(_where, self._active), rows, otherwise)
 
-    def _combine(self, rows: Tree, around: Tree) -> Tree:
-        """What a rule that needs all answers makes of them."""
+    def _combine(self, each: Array, rows: Tree, around: Tree) -> Tree:
+        """What the rule makes of all answers."""
+        if self._clients.aggregation.streams:
+            return recentred(jax.tree.map(partial(_weighted, each), rows), self._share(each), around)
         return everywhere(self._clients.aggregation.combine(self.active, rows, around, self._clients.next_key()))
 
     def _weights(self) -> Array:
@@ -264,8 +276,8 @@ class SimulatedCohort(Cohort):
         return None if self._clients.population.equal_weights else each.sum()
 
     def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
-        if not self._clients.aggregation.streams:
-            return self._combine(self._answers(function, args), around)
+        if not self._clients.streams:
+            return self._combine(each, self._answers(function, args, around), around)
         return recentred(self._sum(each, function, args)[0], self._share(each), around)
 
     def _sum(

@@ -50,6 +50,7 @@ def solve(
     products: str = "default",
     loss_bound: float = 1e6,
     aggregation: Aggregation | str = "mean",
+    attack: str = "",
     observe: Callable[[Snapshot], None] | None = None,
     out: str | Path | None = None,
 ) -> Solution:
@@ -82,6 +83,7 @@ def solve(
         loss_bound: a loss above it counts as divergence.
         aggregation: how the server aggregates the clients' answers: a name in `fedbilevel list`, with settings as in
             `"trimmed-mean(trim=2)"`, or an instance.
+        attack: clients that lie, such as `"sign-flip:2"`.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `fedbilevel resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
@@ -126,6 +128,7 @@ def solve(
         chunk_size=chunk_size,
         products=products,
         loss_bound=loss_bound,
+        attack=attack,
         **rule,
     )
     if out is not None:

@@ -28,7 +28,7 @@ from fedbilevel.tasks.data.datasets import SETS, folder_of
 from fedbilevel.user_files import Scalar, fitted
 
 ROUND_TIMEOUT = 300.0  # seconds
-NEWER_OPTIONS = {"aggregate": "mean"}  # by name, the value that runs of version 0.1 had
+NEWER_OPTIONS = {"aggregate": "mean", "attack": ""}  # by name, the value that runs of version 0.1 had
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Configuration:
             raise InputError("a chunk size is for simulated clients: leave it out with a federation")
         if self.federation and self.options.products != "default":
             raise InputError("products is for simulated clients: leave it out with a federation")
+        if self.federation and self.options.attack:
+            raise InputError("an attack is for simulated clients: leave it out with a federation")
 
     @classmethod
     def resolve(

@@ -9,6 +9,7 @@ from typing import Any
 from fedbilevel.aggregations import configured, in_full, parts
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
+from fedbilevel.engines.attacks import FORM, Attack
 from fedbilevel.engines.simulated import PRODUCTS
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, configure, count, real, step_size, text
@@ -29,6 +30,8 @@ class RunOptions:
     products: str = choice("default", "arithmetic of matrix products in simulated steps", PRODUCTS)
     loss_bound: float = step_size(1e6, "a loss above it counts as divergence")
     aggregate: str = text("mean", "how answers are aggregated", "NAME or NAME(SETTING=VALUE, ...)", bool)
+
+    attack: str = text("", "clients that lie, in simulations", FORM, lambda given: not given or bool(Attack.parse(given)))
 
     def __post_init__(self) -> None:
         check_all(self, owner="")

@@ -12,6 +12,7 @@ from fedbilevel.core.aggregation import Aggregation, require_aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Everyone, Participation, require_participation
+from fedbilevel.engines.attacks import Attack
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import require_time
@@ -46,7 +47,9 @@ def simulation(
     if algorithm.pooled:
         engine = SimulatedEngine(task.population.pooled(), Everyone(), products=checked.products)
     else:
-        engine = SimulatedEngine(task.population, drawn, checked.chunk_size or _chunk(task), checked.products, rule)
+        attack = Attack.parse(checked.attack) if checked.attack else None
+        population = attack.poisoned(task.population) if attack else task.population
+        engine = SimulatedEngine(population, drawn, checked.chunk_size or _chunk(task), checked.products, rule, attack)
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
     )
