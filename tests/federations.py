@@ -26,7 +26,7 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
     weights = np.asarray(population.weights) * population.size
     known = call_shapes(algorithm, population, *start) if start else None
     runtimes = {
-        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None)
+        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None, aggregation)
         for m in range(population.size)
     }
     engine = DeployedEngine(Loopback(runtimes), population, participation, known, aggregation)

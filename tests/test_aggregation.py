@@ -31,8 +31,8 @@ class Largest(fb.Aggregation):
 
     plus: float = fb.real(0.0, "added to it")
 
-    def combine(self, active, rows, around, key):
-        return jax.tree.map(lambda r: jnp.where(active[:, None], r, -jnp.inf).max(0) + self.plus, rows)
+    def combine(self, weights, rows, around, key):
+        return jax.tree.map(lambda r: jnp.where(weights[:, None] > 0, r, -jnp.inf).max(0) + self.plus, rows)
 
 
 def one_step(engine, algorithm, task):
@@ -139,7 +139,7 @@ def test_a_rule_made_in_python_is_recorded_but_not_resumed(tmp_path):
 
 def test_options_that_version_0_1_did_not_have_leave_the_fingerprint_of_its_runs_as_it_was():
     described = Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=5))
-    old = {name: value for name, value in described.plain().items() if name != "aggregate"}
+    old = {name: value for name, value in described.plain().items() if name not in ("aggregate", "attack")}
     assert described.fingerprint() == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     other = Configuration.resolve("quadratic", {}, "simfbo", {}, RunOptions(rounds=5, aggregate="<Other>"))
     assert described.fingerprint() != other.fingerprint()

@@ -654,9 +654,9 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_pa
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (b'{"protocol": 2, "version": "9.1", "anything": 1}', "the server speaks protocol 2 (fedbilevel 9.1), and this site"),
-        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 1"),
-        (b'{"protocol": 1, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
+        (b'{"protocol": 9, "version": "9.1", "anything": 1}', "the server speaks protocol 9 (fedbilevel 9.1), and this site"),
+        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 2"),
+        (b'{"protocol": 2, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
         (b'{"protocol": "1"}', "protocol: Expected `int`, got `str`"),
         (b"\x80 garbage", "the message to begin a run: "),
     ],

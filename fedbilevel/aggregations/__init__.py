@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from fedbilevel.core.aggregation import Aggregation
 
 YIN, BLANCHARD = "Yin et al., ICML 2018", "Blanchard et al., NeurIPS 2017"
+STICH = "Stich et al., NeurIPS 2018"
+
+
+def _compressed(cls: str, summary: str, paper: str) -> Entry:
+    return Entry("fedbilevel.aggregations.compression", cls, summary, paper)
 
 
 def _robust(cls: str, summary: str, paper: str) -> Entry:
@@ -28,6 +33,9 @@ BUNDLED = {
     "krum": _robust("Krum", "the answer whose neighbours are nearest", BLANCHARD),
     "multi-krum": _robust("MultiKrum", "the mean of the answers whose neighbours are nearest", BLANCHARD),
     "centred-clipping": _robust("CentredClipping", "the mean of clipped differences", "Karimireddy et al., ICML 2021"),
+    "quantized": _compressed("Quantized", "the mean of changes in 8 or 4 bits, with error feedback", "Seide et al., 2014"),
+    "top-k": _compressed("TopK", "the mean of changes' largest entries, with error feedback", STICH),
+    "random-k": _compressed("RandomK", "the mean of changes' random entries, with error feedback", STICH),
 }
 
 AGGREGATIONS = Registry("aggregation", BUNDLED)
@@ -56,6 +64,12 @@ def configured(text: str) -> Aggregation:
     """The rule that a text describes."""
     name, values = parts(text)
     return find(AGGREGATIONS, "aggregation", name).configure(label(name), values)
+
+
+def bundled(text: str) -> Aggregation:
+    """The same, if it is one of the package's own: what a site executes."""
+    name, values = parts(text)
+    return find(AGGREGATIONS.bundled, "aggregation", name).configure(name, values)
 
 
 def in_full(text: str) -> str:

@@ -54,8 +54,8 @@ class Robust(Aggregation):
         if 2 * self.byzantine >= n:
             raise InputError(f"byzantine must be below half of the {n} clients of a round; given: {self.byzantine}")
 
-    def combine(self, active: Array, rows: Tree, around: Tree, key: Array) -> Tree:
-        leaves, structure = jax.tree.flatten(rows)
+    def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+        active, (leaves, structure) = weights > 0, jax.tree.flatten(rows)
         vectors = jnp.concatenate([leaf.reshape(len(active), -1) for leaf in leaves], 1)
         center = jnp.zeros(vectors.shape[1], vectors.dtype)
         if around is not None:

@@ -14,13 +14,23 @@ from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
-from fedbilevel.engines.call_shapes import CallShapes
+from fedbilevel.engines.call_shapes import CallShapes, Shape
 from fedbilevel.engines.deployed_clients import DeployedClients
-from fedbilevel.engines.engine import ABSENCES, Limits, Step, Stretch, advance, complete_report, unflattened
+from fedbilevel.engines.engine import (
+    ABSENCES,
+    Limits,
+    Step,
+    Stretch,
+    advance,
+    complete_report,
+    recalled,
+    remembering,
+    unflattened,
+)
 from fedbilevel.engines.exchange import Exchange, Transport
 from fedbilevel.engines.failure import silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Evaluate, Save, Saved
+from fedbilevel.engines.messages import Evaluate, Save, Saved, Store
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -41,8 +51,9 @@ class DeployedEngine:
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
     ):
         self.population, self.participation, self.aggregation = population, participation, aggregation
-        self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes)
+        self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes, aggregation)
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
+        self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
@@ -55,14 +66,18 @@ class DeployedEngine:
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
         """The algorithm's first state."""
-        clients = self._clients(algorithm, key)
-        return Step(clients.settled(algorithm.init(x, y, clients)), clients.totals, {})
+        self._find_averaged(algorithm, x, y, key)
+        clients = self._clients(algorithm, key, self._first_memory())
+        state = algorithm.init(x, y, clients)
+        return Step(clients.settled(remembering(state, clients.memory)), clients.totals, {})
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> Step:
         """One outer step."""
         server_key, clients_key = jax.random.split(key)
-        clients = self._clients(algorithm, clients_key)
-        state = clients.settled(algorithm.step(state, clients, server_key))
+        state, memory = recalled(state)
+        clients = self._clients(algorithm, clients_key, memory)
+        state = algorithm.step(state, clients, server_key)
+        state = clients.settled(remembering(state, clients.memory))
         return Step(state, clients.totals, complete_report(algorithm, clients.reported))
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
@@ -126,7 +141,8 @@ class DeployedEngine:
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
         """The state from what `save` returned; `InputError` if the arrays are not this run's."""
-        shapes = SimulatedEngine(self.population, Everyone()).state_shapes(algorithm, x, y, key)
+        self._find_averaged(algorithm, x, y, key)
+        shapes = self._simulated.state_shapes(algorithm, x, y, key)
         kinds, structure = jax.tree.flatten(shapes, is_leaf=is_per_client)
         where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)
         own = [where if is_per_client(kind) else kind for kind in kinds]
@@ -150,5 +166,22 @@ class DeployedEngine:
         state = [held(next(places)) if isinstance(k, PerClient) else v for k, v in zip(kinds, values, strict=True)]
         return jax.tree.unflatten(structure, state)
 
-    def _clients(self, algorithm: Algorithm, key: Array) -> DeployedClients:
-        return DeployedClients(self.exchange, self.population, self.participation, algorithm, key, self.aggregation)
+    @property
+    def _simulated(self) -> SimulatedEngine:
+        """Simulated clients that give states and messages the same shapes."""
+        return SimulatedEngine(self.population, Everyone(), aggregation=self.aggregation)
+
+    def _find_averaged(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> None:
+        if self.aggregation.encodes:
+            found = self._simulated.averaged(algorithm, x, y, key)
+            self._averaged = {name: Shape.of(one) for name, one in found.items()}
+
+    def _first_memory(self) -> dict[str, PerClient]:
+        def nothing() -> HeldRows:
+            return HeldRows(lambda m: HeldPart(Held(self.exchange.slots, m, lambda slot, _: Store(None, slot))))
+
+        return {name: nothing() for name in self._averaged}
+
+    def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, PerClient]) -> DeployedClients:
+        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged
+        return DeployedClients(self.exchange, self.population, *how)

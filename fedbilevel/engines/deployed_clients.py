@@ -8,8 +8,9 @@ needs them; each request lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.aggregation import Aggregation, Mean
+from fedbilevel.core.aggregation import Aggregation, Mean, beyond
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -26,11 +27,11 @@ from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
 from fedbilevel.core.traffic import Totals, floats, size_in_bytes
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import check_finite
+from fedbilevel.engines.call_shapes import Shape, check_finite
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Call, Store, sent
+from fedbilevel.engines.messages import Call, Encode, Store, sent
 
 
 class DeployedClients(Clients):
@@ -44,9 +45,12 @@ class DeployedClients(Clients):
         algorithm: Algorithm,
         key: Array,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        memory: dict[str, PerClient] | None = None,
+        averaged: Mapping[str, Shape] = MappingProxyType({}),
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
         self.aggregation = aggregation
+        self.memory, self.averaged = dict(memory or {}), averaged  # by client function: what encoding left out, and shapes
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
         self.weights, self.equal_weights = np.asarray(population.weights), population.equal_weights
@@ -128,21 +132,21 @@ class DeployedCohort(Cohort):
         return self._hold(lambda m: partial(call, m))
 
     def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         return self._estimate(self._average(weights), replies, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         each = self._average(weights)
         total, share = _weighted_sum(each, replies), each.sum()
         center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
         squares = np.asarray([squared_distance(reply, center) for reply in replies])
         streams = self._clients.aggregation.streams
-        combined = recentred(total, self._share(each), around) if streams else self._combine(replies, around)
+        combined = recentred(total, self._share(each), around) if streams else self._combine(each, replies, around)
         return combined, jnp.sqrt(each @ squares / share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         return self._estimate(self._unbiased(weights), replies, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
@@ -195,7 +199,36 @@ class DeployedCohort(Cohort):
 
         return call
 
-    def _ask(self, function: Callable[..., Tree], args: tuple, stand_in: bool = True) -> tuple[list[Tree], np.ndarray]:
+    def _hear(self, function: Callable[..., Tree], args: tuple, around: Tree) -> tuple[list[Tree], np.ndarray]:
+        """Like `_ask`, for answers that are averaged: decoded changes where clients encode."""
+        rule, name = self._clients.aggregation, function.__name__
+        if not rule.encodes:
+            return self._ask(function, args)
+        key, before = self._clients.next_key(), self._clients.memory[name]
+        assert isinstance(before, HeldRows)
+        told = beyond(around, [a for a in args if not isinstance(a, HeldRows)])
+        check_finite("the point that answers are near", told)
+        after: dict[int, HeldPart] = {}
+
+        def encoded(m: int, call: Call, computed: list[Held]) -> Encode:
+            memory = before.at(m).expression(computed)
+            left = Held(self._clients.exchange.slots, m, lambda slot, _: Store(None, slot))
+            after[m] = HeldPart(left)
+            computed.append(left)
+            return Encode(call, told, memory, np.asarray(jax.random.key_data(key)), left.slot)
+
+        messages, weights = self._ask(function, args, encoded=encoded)
+        heard, population = set(map(int, self._ids[self._active])), len(self._clients.weights)
+        self._clients.memory[name] = HeldRows([after[m] if m in heard else before.at(m) for m in range(population)].__getitem__)
+        return [_decoded(rule, key, message, self._clients.averaged[name]) for message in messages], weights
+
+    def _ask(
+        self,
+        function: Callable[..., Tree],
+        args: tuple,
+        stand_in: bool = True,
+        encoded: Callable[[int, Call, list[Held]], Call | Encode] = lambda m, call, computed: call,
+    ) -> tuple[list[Tree], np.ndarray]:
         """The replies of the members who answer, or of those who stand in for them if none does, and their weights."""
         call = self._call(function, args)
         replies: dict[int, Tree] = {}
@@ -203,7 +236,7 @@ class DeployedCohort(Cohort):
             wanted: Wanted = {}
             for m in map(int, self._ids[self._active]):
                 computed: list[Held] = []
-                wanted[m] = call(m, None, computed), computed
+                wanted[m] = encoded(m, call(m, None, computed), computed), computed
             replies, failures = self._clients.ask(wanted, reply=True)
             self._failures |= failures
             asked, self._active = self._active, self._active & ~np.isin(self._ids, list(failures))
@@ -226,13 +259,13 @@ class DeployedCohort(Cohort):
 
     def _estimate(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
         if not self._clients.aggregation.streams:
-            return self._combine(replies, around)
+            return self._combine(each, replies, around)
         return recentred(_weighted_sum(each, replies), self._share(each), around)
 
-    def _combine(self, replies: list[Tree], around: Tree) -> Tree:
-        """What a rule that needs all answers makes of them."""
+    def _combine(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
+        """What the rule makes of all answers."""
         rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        return _combined(self._clients.aggregation, jnp.ones(len(replies), bool), rows, around, self._clients.next_key())
+        return _combined(self._clients.aggregation, jnp.asarray(each), rows, around, self._clients.next_key())
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""
@@ -246,8 +279,13 @@ class DeployedCohort(Cohort):
 
 
 @partial(jax.jit, static_argnums=0)
-def _combined(rule: Aggregation, active: Array, rows: Tree, around: Tree, key: Array) -> Tree:
-    return rule.combine(active, rows, around, key)
+def _combined(rule: Aggregation, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+    return rule.combine(weights, rows, around, key)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _decoded(rule: Aggregation, key: Array, message: Tree, like: Shape) -> Tree:
+    return rule.decode(key, message, like.empty())
 
 
 def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:

@@ -18,6 +18,16 @@ class Call(NamedTuple):
     slot: int | None
 
 
+class Encode(NamedTuple):
+    """The answer to a call, encoded as the run's aggregation does; what that leaves out is kept under `slot`."""
+
+    call: Call
+    around: list  # the arrays of the point that answers are near, or their places among the arrays of the call's arguments
+    memory: Any  # what was left out before, or None if this is the first time
+    key: np.ndarray
+    slot: int
+
+
 class Store(NamedTuple):
     """A value from the server, kept under `slot`."""
 
@@ -69,7 +79,7 @@ class Request(NamedTuple):
     needed: list[int]
 
 
-EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Evaluate, Save, Saved, Request)}
+EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Store, Kept, Part, Evaluate, Save, Saved, Request)}
 
 
 def sent(expression: Any) -> list[Tree]:
@@ -77,6 +87,8 @@ def sent(expression: Any) -> list[Tree]:
     match expression:
         case Call(args=inside) | list(inside):
             return [value for e in inside for value in sent(e)]
+        case Encode(call=call, around=around, memory=memory):
+            return [*sent(call), *(leaf for leaf in around if not isinstance(leaf, int)), *sent(memory)]
         case Store(value=value):
             return [value]
         case Part(of=inside):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
-from fedbilevel.core.aggregation import Aggregation, Mean
+from fedbilevel.core.aggregation import Aggregation, Mean, beyond, change_from, weighted_sum
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
@@ -85,9 +85,12 @@ class SimulatedClients(Clients):
         watch: Watch | None = None,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         attack: Attack | None = None,
+        memory: dict[str, PerClient] | None = None,
     ):
         self.population, self.chunk_size, self.watch = population, chunk_size, watch
         self.aggregation, self.attack = aggregation, attack
+        self.memory = dict(memory or {})  # by client function, what encoding its answers has left out
+        self.averaged: dict[str, Tree] = {}  # in a rehearsal, by client function, the shapes of answers that are averaged
         self._participation, self._key = participation, key
         self._calls, self.traffic = jnp.int32(0), Traffic.zero()
         self.reported: dict[str, Array | float] = {}
@@ -114,11 +117,12 @@ class SimulatedClients(Clients):
 
         def threaded(k: Array, carry: Any) -> Any:
             self._trace = get_opaque_trace_state()
-            self._calls, self.traffic, value = carry
+            self._calls, self.traffic, self.memory, value = carry
             value = body(k, value)
-            return self._calls, self.traffic, value
+            return self._calls, self.traffic, self.memory, value
 
-        self._calls, self.traffic, value = lax.fori_loop(0, n, threaded, (self._calls, self.traffic, value))
+        carry = self._calls, self.traffic, self.memory, value
+        self._calls, self.traffic, self.memory, value = lax.fori_loop(0, n, threaded, carry)
         self._trace = outside
         return value
 
@@ -190,8 +194,8 @@ class SimulatedCohort(Cohort):
             total, spread = self._sum(each, function, args, _Spread.of)
             combined = recentred(total, self._share(each), around)
         else:
-            rows = self._answers(function, args, around)
-            spread = _Spread.of(each, rows, jax.tree.map(partial(_weighted, each), rows))
+            rows = self._heard(function, args, around)
+            spread = _Spread.of(each, rows, weighted_sum(each, rows))
             combined = self._combine(each, rows, around)
         return combined, jnp.sqrt(spread.square / spread.share)
 
@@ -238,12 +242,42 @@ class SimulatedCohort(Cohort):
         n = jnp.asarray(self._count)
         self._clients.count(Traffic.of_clients(n, up=one, rounds=n > 0))
 
+    def _heard(self, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        """Every member's answer as the server makes it out: decoded changes where clients encode."""
+        rule, name = self._clients.aggregation, function.__name__
+        if not rule.encodes:
+            return self._answers(function, args, around)
+        key, mapped = self._clients.next_key(), self.map(function, *args)
+        assert isinstance(mapped, Rows)
+        one = jax.eval_shape(lambda rows: jax.tree.map(lambda r: r[0], rows), mapped.rows)
+        if self._clients.watch is not None:
+            self._clients.averaged[name] = one
+            return mapped.rows
+        server = [a for a in args if not isinstance(a, Rows)]
+        told = [leaf for leaf in beyond(around, server) if not isinstance(leaf, int)]
+        self._clients.count(Traffic.of_clients(self._count, down=told))
+
+        def encoded(row: Tree) -> tuple[Tree, Tree, Tree]:
+            message, memory = rule.encode(key, change_from(around, row[0]), row[1])
+            return message, memory, rule.decode(key, message, one)
+
+        everyone = self._clients.memory[name]
+        before = self.take(everyone)
+        assert isinstance(before, Rows)
+        messages, after, heard = jax.vmap(encoded)((mapped.rows, before.rows))
+        self._clients.memory = {**self._clients.memory, name: self.put(everyone, Rows(after))}
+        return self._believed(messages, heard, None, None)
+
     def _answers(self, function: Callable[..., Tree], args: tuple, around: Tree, otherwise: Tree = None) -> Tree:
         """Every member's answer, honest or not; where a member is not active, the row of `otherwise` (zeros if none)."""
         mapped = self.map(function, *args)
         assert isinstance(mapped, Rows)
         rows = mapped.rows
-        self._reply(jax.tree.map(lambda r: r[0], rows))
+        return self._believed(rows, rows, around, otherwise)
+
+    def _believed(self, sent: Tree, rows: Tree, around: Tree, otherwise: Tree) -> Tree:
+        """The rows that the server has from what was sent, honest or not, with others for members that are not active."""
+        self._reply(jax.tree.map(lambda r: r[0], sent))
         if self._clients.attack is not None:
             rows = self._clients.attack.corrupted(self._ids, self.active, rows, around, self._clients.next_key())
         if self._active is None:
@@ -253,9 +287,7 @@ class SimulatedCohort(Cohort):
 
     def _combine(self, each: Array, rows: Tree, around: Tree) -> Tree:
         """What the rule makes of all answers."""
-        if self._clients.aggregation.streams:
-            return recentred(jax.tree.map(partial(_weighted, each), rows), self._share(each), around)
-        return everywhere(self._clients.aggregation.combine(self.active, rows, around, self._clients.next_key()))
+        return everywhere(self._clients.aggregation.combine(each, rows, around, self._clients.next_key()))
 
     def _weights(self) -> Array:
         weights = self._clients.population.weights[self._ids]
@@ -277,7 +309,7 @@ class SimulatedCohort(Cohort):
 
     def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
         if not self._clients.streams:
-            return self._combine(each, self._answers(function, args, around), around)
+            return self._combine(each, self._heard(function, args, around), around)
         return recentred(self._sum(each, function, args)[0], self._share(each), around)
 
     def _sum(
@@ -296,7 +328,7 @@ class SimulatedCohort(Cohort):
             each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            total = jax.tree.map(partial(_weighted, weights), each)
+            total = weighted_sum(weights, each)
             return everywhere((total, spread(weights, each, total))), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:
@@ -337,10 +369,6 @@ class _Spread(NamedTuple):
         between = squared_distance(_divided(total, self.share), _divided(others_total, other.share))
         share = self.share + other.share
         return _Spread(share, self.square + other.square + between * self.share * other.share / _some(share))
-
-
-def _weighted(weights: Array, rows: Array) -> Array:
-    return jnp.tensordot(weights.astype(rows.dtype), rows, 1)
 
 
 def _divided(tree: Tree, share: Array) -> Tree:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.user_files import Scalar, decoded, naming
 
-PROTOCOL = 1  # raised with every change to what the server and the sites send each other
+PROTOCOL = 2  # raised with every change to what the server and the sites send each other
 WHAT = "the message to begin a run"
 
 
@@ -26,6 +26,7 @@ class BeginMessage:
     identity: str
     number: int  # m
     weight: float  # M w_m
+    aggregate: str = "mean"
 
     def encoded(self) -> bytes:
         """The bytes to send; the protocol is beside the run, so that a site of any version can read it."""

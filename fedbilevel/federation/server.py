@@ -91,8 +91,11 @@ class ExperimentServer:
         if population.size != len(self.sites):
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
         common = {name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")}
+        rule = configuration.options.aggregate
         beginnings = {
-            m: BeginMessage(**common, identity=self.identity, number=m, weight=float(w) * population.size).encoded()
+            m: BeginMessage(
+                **common, identity=self.identity, number=m, weight=float(w) * population.size, aggregate=rule
+            ).encoded()
             for m, w in enumerate(population.weights)
         }
         roster = Roster(transport, beginnings, configuration.round_timeout)

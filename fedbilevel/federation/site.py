@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 from nvflare.collab import collab
 
+from fedbilevel.aggregations import bundled
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
@@ -104,11 +105,12 @@ class Site:
             own = SiteData.read(self._kit / "local" / "site.toml")
         own.agree(run.task, run.knobs)
         algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
+        rule = bundled(run.aggregate)
         own.policy.agree(algorithm)
         with _unsaid():
             task, population = own.load(run.knobs)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
-        self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
+        self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store, rule)
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         word = SIMULATED if own.loader == "share" else OWN_DATA
         self._begun = {request: word}
