@@ -106,10 +106,10 @@ def change_from(around: Tree, answer: Tree) -> Tree:
     return answer if around is None else jax.tree.map(jnp.subtract, answer, around)
 
 
-def beyond(around: Tree, args: Tree) -> list[Array | int]:
+def beyond(around: Tree, args: Tree) -> list[Any]:
     """The arrays of the point that answers are near, as a client that is sent `args` has to be told them.
 
     An array that is one of the arguments' is just its place among those.
     """
-    places: dict[int, Any] = {id(leaf): k for k, leaf in enumerate(jax.tree.leaves(args))}
+    places = {id(leaf): k for k, leaf in enumerate(jax.tree.leaves(args))}
     return [places.get(id(leaf), leaf) for leaf in jax.tree.leaves(around)]
