@@ -18,7 +18,7 @@ def weighted(population, weights):
     return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
-def deployed(algorithm, population, participation, start=None, stores=None, aggregation=Mean()):  # noqa: B008 (frozen)
+def deployed(algorithm, population, participation, start=None, stores=None, aggregation=Mean(), identities=None):  # noqa: B008
     """The population behind a loopback transport, and its clients' runtimes.
 
     Where the start (x, y) is given both ends check shapes.
@@ -26,7 +26,16 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
     weights = np.asarray(population.weights) * population.size
     known = call_shapes(algorithm, population, *start) if start else None
     runtimes = {
-        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None, aggregation)
+        m: ClientRuntime(
+            algorithm,
+            population.only(m),
+            m,
+            weights[m],
+            known,
+            stores[m] if stores else None,
+            aggregation,
+            identities and identities[m],
+        )
         for m in range(population.size)
     }
     engine = DeployedEngine(Loopback(runtimes), population, participation, known, aggregation)

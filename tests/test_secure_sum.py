@@ -2,15 +2,28 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from federations import deployed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fedbilevel as fb
+from fedbilevel.aggregations import configured
+from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.participation import Dropouts, Everyone, Uniform
+from fedbilevel.engines import wire
+from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.failure import Failure, Kind
+from fedbilevel.engines.messages import Call, Evaluate, Request
 from fedbilevel.engines.secure_sum import Advert, Collector, Participant, Shares
-from fedbilevel.errors import InputError
+from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.errors import InputError, NotFinite
+from fedbilevel.tasks.quadratic import Quadratic
 
 ABOUT = b"run ab, sum 7"
 
@@ -182,3 +195,96 @@ def test_exchanges_out_of_order_are_refused():
     client.advertise()
     with pytest.raises(InputError, match="out of order"):
         client.advertise()
+
+
+RULE = "secure-sum(at_least=2, bound=50)"
+
+
+def federation(algorithm, task, participation, rule=RULE):
+    """Both engines with secure sums."""
+    keys, rule = Keys(task.population.size), configured(rule)
+    signers = [Signer(keys, m) for m in range(task.population.size)]
+    ours = SimulatedEngine(task.population, participation, aggregation=rule)
+    theirs, runtimes = deployed(algorithm, task.population, participation, (task.x, task.y), None, rule, signers)
+    return ours, theirs, runtimes
+
+
+@pytest.mark.parametrize("name", ["fedbio", "fedbio-local"])
+def test_simulation_and_federation_add_up_the_same_numbers(name):
+    algorithm, key = ALGORITHMS[name].configure(name, {}), jax.random.key(5)
+    task = Quadratic(clients=4, noise=0.3, lower_level=type(algorithm).lower_level).build()
+    ours, theirs, _ = federation(algorithm, task, Uniform(3))
+    plain, _ = deployed(algorithm, task.population, Uniform(3))
+    a, b, c = (
+        e.step(algorithm, e.init(algorithm, task.x, task.y, key).state, jax.random.fold_in(key, 1))
+        for e in (ours, theirs, plain)
+    )
+    np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(a.state.x, c.state.x, atol=1e-6)  # up to a step
+    assert np.isnan(a.reported["drift"]) and np.isnan(b.reported["drift"])
+    assert tuple(np.asarray(getattr(a.traffic, n))[1] for n in ("bytes_up", "bytes_down")) == b.traffic[3:]
+    metrics = theirs.evaluate(task, b.state), SimulatedEngine.evaluate(ours, task, a.state)
+    np.testing.assert_allclose(metrics[0]["upper_loss"], metrics[1]["upper_loss"], atol=1e-5)
+
+
+def test_a_client_that_fails_in_the_middle_is_one_that_dropped_out(monkeypatch):
+    algorithm, key = fb.FedAvg(), jax.random.key(5)
+    task = Quadratic(clients=4).build()
+    _, theirs, _ = federation(algorithm, task, Everyone())
+    state = theirs.init(algorithm, task.x, task.y, key).state
+    asked, number = theirs.exchange.transport.ask, itertools.count()
+
+    def ask(requests):
+        replies, failures = asked(requests)
+        if next(number) == 2 and 1 in replies:  # its masked numbers are lost
+            del replies[1]
+            failures[1] = Failure(Kind.LATE, "late")
+        return replies, failures
+
+    monkeypatch.setattr(theirs.exchange.transport, "ask", ask)
+    after = theirs.step(algorithm, state, jax.random.fold_in(key, 1)).state
+
+    class Without(Dropouts):
+        def draw(self, key, population):
+            return jnp.arange(population), jnp.arange(population) != 1
+
+    ours = SimulatedEngine(task.population, Without(Everyone(), 0.5), aggregation=configured(RULE))
+    state = ours.init(algorithm, task.x, task.y, key).state
+    np.testing.assert_allclose(ours.step(algorithm, state, jax.random.fold_in(key, 1)).state.y, after.y, rtol=1e-12)
+
+
+def test_too_large_numbers_and_too_few_clients_are_errors_and_never_wrong_sums():
+    algorithm, task = fb.FedAvg(), Quadratic(clients=4).build()
+    ours, theirs, runtimes = federation(algorithm, task, Everyone(), "secure-sum(bound=0.001)")
+    key = jax.random.key(0)
+    with pytest.raises(NotFinite, match="too large for secure sums: raise bound"):
+        theirs.step(algorithm, theirs.init(algorithm, task.x, task.y, key).state, key)
+    assert np.isnan(ours.step(algorithm, ours.init(algorithm, task.x, task.y, key).state, key).state.y).all()
+    _, theirs, runtimes = federation(algorithm, task, Everyone(), "secure-sum(at_least=3)")
+    for m in (0, 1):
+        del runtimes[m]
+    with pytest.raises(RuntimeError, match="a secure sum needs 3 clients, and 2 answered"):
+        theirs.step(algorithm, theirs.init(algorithm, task.x, task.y, key).state, key)
+
+
+def test_nothing_leaves_a_client_but_in_sums():
+    task, algorithm = Quadratic(clients=3).build(), fb.FedAvg()
+    _, _, runtimes = federation(algorithm, task, Everyone())
+    call = Call("local_y", np.asarray(jax.random.key_data(jax.random.key(0))), (task.x, task.y), None)
+    for expression in (call, Evaluate(task.x, task.y)):
+        with pytest.raises(InputError, match="leaves it in secure sums alone"):
+            runtimes[0].answer(wire.encode(Request(expression, True, [])))
+
+
+def test_what_secure_sums_cannot_do_is_refused_before_a_run():
+    task = Quadratic(clients=4).build()
+    for algorithm, rule, line in (
+        (fb.FedMBO(), RULE, "FedMBO needs single answers, which SecureSum hides"),
+        (fb.FedAvg(), "secure-sum(at_least=5)", "at_least must be at most the 4 clients of a round; given: 5"),
+        (fb.FedAvg(), "secure-sum(cohort=3)", "cohort must be at least the number of clients, 4; given: 3"),
+    ):
+        with pytest.raises(InputError, match=line):
+            SimulatedEngine(task.population, Everyone(), aggregation=configured(rule)).require(task, algorithm)
+        engine = DeployedEngine(None, task.population, Everyone(), aggregation=configured(rule))
+        with pytest.raises(InputError, match=line):
+            engine.require(task, algorithm)

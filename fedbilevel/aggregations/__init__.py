@@ -33,6 +33,12 @@ BUNDLED = {
     "krum": _robust("Krum", "the answer whose neighbours are nearest", BLANCHARD),
     "multi-krum": _robust("MultiKrum", "the mean of the answers whose neighbours are nearest", BLANCHARD),
     "centred-clipping": _robust("CentredClipping", "the mean of clipped differences", "Karimireddy et al., ICML 2021"),
+    "secure-sum": Entry(
+        "fedbilevel.aggregations.secure",
+        "SecureSum",
+        "the mean, from a sum whose terms stay hidden",
+        "Bonawitz et al., CCS 2017",
+    ),
     "quantized": _compressed("Quantized", "the mean of changes in 8 or 4 bits, with error feedback", "Seide et al., 2014"),
     "top-k": _compressed("TopK", "the mean of changes' largest entries, with error feedback", STICH),
     "random-k": _compressed("RandomK", "the mean of changes' random entries, with error feedback", STICH),

@@ -21,12 +21,15 @@ from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError, require
 from fedbilevel.settings import check_all, settings
 
+ENCODING, COMBINING, ATTACKING = (2**31 - 1 - k for k in range(3))  # randomness beside that of calls: none has such a number
+
 
 class Aggregation(abc.ABC):
     """A rule. Its fields are settings; two rules with equal settings are equal."""
 
     streams: ClassVar[bool] = False  # whether it is the weighted sum, which engines add up in parts and in their own order
     weighs: ClassVar[bool] = False  # whether clients may weigh differently
+    hides: ClassVar[bool] = False  # whether the server learns a sum of what clients send, and nothing else
     encodes: ClassVar[bool] = False  # whether clients send something other than their answers, and remember what that left out
 
     def __post_init__(self) -> None:
@@ -42,6 +45,11 @@ class Aggregation(abc.ABC):
             raise InputError(
                 f"{type(self).__name__} counts every client the same, but the task's clients weigh differently: choose mean"
             )
+
+    def require_algorithm(self, algorithm: str, single_answers: bool) -> None:
+        """Raise `InputError` if the server of that algorithm needs single answers, and the rule hides them."""
+        if self.hides and single_answers:
+            raise InputError(f"{algorithm} needs single answers, which {type(self).__name__} hides: choose another of the two")
 
     def encode(self, key: Array, change: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """At a client: what crosses instead of its answer, and the new memory of this kind of answer.

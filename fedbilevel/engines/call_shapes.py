@@ -6,6 +6,7 @@ nothing and makes every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -40,6 +41,16 @@ class Shape(NamedTuple):
     def empty(self) -> Tree:
         """A tree of this shape, without numbers."""
         return jax.tree.unflatten(self.structure, [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in self.arrays])
+
+    def size(self) -> int:
+        """How many numbers there are in all arrays."""
+        return sum(math.prod(shape) for _, shape in self.arrays)
+
+    def filled(self, numbers: np.ndarray) -> Tree:
+        """The tree of these numbers, in the order of the arrays and of their entries."""
+        parts = np.split(numbers, np.cumsum([math.prod(shape) for _, shape in self.arrays])[:-1])
+        leaves = [part.reshape(shape) for part, (_, shape) in zip(parts, self.arrays, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
 
     def __str__(self) -> str:
         return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.arrays) or "nothing"

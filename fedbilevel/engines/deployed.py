@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
@@ -28,9 +29,10 @@ from fedbilevel.engines.engine import (
     unflattened,
 )
 from fedbilevel.engines.exchange import Exchange, Transport
-from fedbilevel.engines.failure import silence
+from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_client, leaves
 from fedbilevel.engines.messages import Evaluate, Save, Saved, Store
+from fedbilevel.engines.secure_exchange import SecureExchange
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -52,6 +54,7 @@ class DeployedEngine:
     ):
         self.population, self.participation, self.aggregation = population, participation, aggregation
         self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes, aggregation)
+        self.secure = SecureExchange(self.exchange, aggregation) if aggregation.hides else None
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
@@ -60,6 +63,7 @@ class DeployedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
         if algorithm.pooled:
             name = type(algorithm).__name__
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
@@ -106,17 +110,27 @@ class DeployedEngine:
             computed: list[Held] = []
             y = state.y.at(m).expression(computed) if isinstance(state.y, HeldRows) else state.y
             wanted[m] = Evaluate(state.x, y), computed
-        replies, failures = self.exchange.ask(wanted, reply=True, types={})
-        if not replies:
-            raise silence(failures)
-        weights = np.asarray(self.population.weights)[list(replies)]
-        means = weights / weights.sum() @ np.stack(list(replies.values()))
+        means, failures = self._mean_metrics(wanted)
         absences, self.exchange.absences = self.exchange.absences + len(failures), 0
         if self._known is None or self._known[0] is not task:
             self._known = task, jax.jit(known_at_server(task))
         known = self._known[1](state.x, None if is_per_client(state.y) else state.y)
         names = self.population.problem.metric_names
         return {**dict(zip(names, map(float, means), strict=True)), ABSENCES: absences, **known}
+
+    def _mean_metrics(self, wanted: Wanted) -> tuple[np.ndarray, Failures]:
+        """The weighted mean of what clients measure, and who is missing."""
+        names = self.population.problem.metric_names
+        if self.secure is not None:
+            total, members, failures = self.secure.total(wanted, len(names))
+            return np.asarray(
+                self.aggregation.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
+            ), failures
+        replies, failures = self.exchange.ask(wanted, reply=True, types={})
+        if not replies:
+            raise silence(failures)
+        weights = np.asarray(self.population.weights)[list(replies)]
+        return weights / weights.sum() @ np.stack(list(replies.values())), failures
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
@@ -183,5 +197,5 @@ class DeployedEngine:
         return {name: nothing() for name in self._averaged}
 
     def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, PerClient]) -> DeployedClients:
-        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged
+        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged, self.secure
         return DeployedClients(self.exchange, self.population, *how)

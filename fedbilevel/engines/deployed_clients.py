@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.aggregation import Aggregation, Mean, beyond
+from fedbilevel.core.aggregation import COMBINING, ENCODING, Aggregation, Mean, beyond
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -32,6 +32,7 @@ from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
 from fedbilevel.engines.messages import Call, Encode, Store, sent
+from fedbilevel.engines.secure_exchange import SecureExchange
 
 
 class DeployedClients(Clients):
@@ -47,9 +48,10 @@ class DeployedClients(Clients):
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         memory: dict[str, PerClient] | None = None,
         averaged: Mapping[str, Shape] = MappingProxyType({}),
+        secure: SecureExchange | None = None,
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
-        self.aggregation = aggregation
+        self.aggregation, self._secure = aggregation, secure
         self.memory, self.averaged = dict(memory or {}), averaged  # by client function: what encoding left out, and shapes
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
@@ -85,14 +87,28 @@ class DeployedClients(Clients):
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
 
+    def key_for(self, purpose: int) -> Array:
+        """A random key for something else than a call or a draw, which leaves theirs as they are."""
+        return jax.random.fold_in(jax.random.fold_in(self._key, purpose), self._calls)
+
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
         """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
+        self._count(wanted, list(replies.values()), failures, reply)
+        return replies, failures
+
+    def secure_sum(self, wanted: Wanted, like: Shape) -> tuple[Tree, list[int]]:
+        """The sum of what the clients compute, whole numbers in arrays of that shape, and whose are in it."""
+        assert self._secure is not None
+        total, members, failures = self._secure.total(wanted, like.size())
+        self._count(wanted, [total] * len(members), failures, True)
+        return like.filled(total), members
+
+    def _count(self, wanted: Wanted, up: list[Tree], failures: Failures, reply: bool) -> None:
         down = [sent(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent]
-        up, rounds = list(replies.values()), int(reply and bool(wanted))
+        rounds = int(reply and bool(wanted))
         self.totals = self.totals.and_also(Totals(rounds, floats(up), floats(down), size_in_bytes(up), size_in_bytes(down)))
         self.exchange.absences += len(failures) if reply else 0
-        return replies, failures
 
     def report(self, **numbers: Array | float) -> None:
         self.reported |= numbers
@@ -138,6 +154,8 @@ class DeployedCohort(Cohort):
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         replies, weights = self._hear(function, args, around)
         each = self._average(weights)
+        if self._clients.aggregation.hides:
+            return self._combine(each, replies, around), jnp.full((), jnp.nan)
         total, share = _weighted_sum(each, replies), each.sum()
         center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
         squares = np.asarray([squared_distance(reply, center) for reply in replies])
@@ -204,7 +222,7 @@ class DeployedCohort(Cohort):
         rule, name = self._clients.aggregation, function.__name__
         if not rule.encodes:
             return self._ask(function, args)
-        key, before = self._clients.next_key(), self._clients.memory[name]
+        key, before = self._clients.key_for(ENCODING), self._clients.memory[name]
         assert isinstance(before, HeldRows)
         told = beyond(around, [a for a in args if not isinstance(a, HeldRows)])
         check_finite("the point that answers are near", told)
@@ -217,10 +235,25 @@ class DeployedCohort(Cohort):
             computed.append(left)
             return Encode(call, told, memory, np.asarray(jax.random.key_data(key)), left.slot)
 
-        messages, weights = self._ask(function, args, encoded=encoded)
+        if rule.hides:
+            messages, weights = self._sum(function, args, encoded)
+        else:
+            messages, weights = self._ask(function, args, encoded=encoded)
         heard, population = set(map(int, self._ids[self._active])), len(self._clients.weights)
         self._clients.memory[name] = HeldRows([after[m] if m in heard else before.at(m) for m in range(population)].__getitem__)
         return [_decoded(rule, key, message, self._clients.averaged[name]) for message in messages], weights
+
+    def _sum(
+        self, function: Callable[..., Tree], args: tuple, encoded: Callable[[int, Call, list[Held]], Call | Encode]
+    ) -> tuple[list[Tree], np.ndarray]:
+        """The sum of the members' messages as the only one, and the weights of those in it."""
+        call, wanted = self._call(function, args), Wanted()
+        for m in map(int, self._ids[self._active]):
+            computed: list[Held] = []
+            wanted[m] = encoded(m, call(m, None, computed), computed), computed
+        total, members = self._clients.secure_sum(wanted, self._clients.averaged[function.__name__])
+        self._active = self._active & np.isin(self._ids, members)
+        return [total], self._clients.weights[self._ids[self._active]]
 
     def _ask(
         self,
@@ -265,7 +298,7 @@ class DeployedCohort(Cohort):
     def _combine(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
         """What the rule makes of all answers."""
         rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        return _combined(self._clients.aggregation, jnp.asarray(each), rows, around, self._clients.next_key())
+        return _combined(self._clients.aggregation, jnp.asarray(each), rows, around, self._clients.key_for(COMBINING))
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""

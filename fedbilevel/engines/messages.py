@@ -28,6 +28,37 @@ class Encode(NamedTuple):
     slot: int
 
 
+class Advertise(NamedTuple):
+    """Begin a secure sum of that number: the client's keys for it."""
+
+    number: int
+
+
+class ShareKeys(NamedTuple):
+    """The keys of all clients in a secure sum, by client: the shares for each of them."""
+
+    number: int
+    adverts: dict
+
+
+class Masked(NamedTuple):
+    """The shares that others sent, by client: what the expression, an `Encode` or `Evaluate`, results in, hidden by masks."""
+
+    number: int
+    shares: dict
+    expression: Any
+
+
+class Unmask(NamedTuple):
+    """The clients whose masked numbers arrived: the shares that unmask their sum."""
+
+    number: int
+    arrived: list[int]
+
+
+SECURE = (Advertise, ShareKeys, Masked, Unmask)
+
+
 class Store(NamedTuple):
     """A value from the server, kept under `slot`."""
 
@@ -79,7 +110,7 @@ class Request(NamedTuple):
     needed: list[int]
 
 
-EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Store, Kept, Part, Evaluate, Save, Saved, Request)}
+EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Store, Kept, Part, Evaluate, Save, Saved, Request, *SECURE)}
 
 
 def sent(expression: Any) -> list[Tree]:

@@ -55,6 +55,7 @@ class SimulatedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
         if self.attack is not None:
             self.attack.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
-from fedbilevel.core.aggregation import Aggregation, Mean, beyond, change_from, weighted_sum
+from fedbilevel.core.aggregation import (
+    ATTACKING,
+    COMBINING,
+    ENCODING,
+    Aggregation,
+    Mean,
+    beyond,
+    change_from,
+    weighted_sum,
+)
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
@@ -132,6 +141,11 @@ class SimulatedClients(Clients):
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
 
+    def key_for(self, purpose: int) -> Array:
+        """A random key for something else than a call or a draw, which leaves theirs as they are."""
+        self._check_trace()
+        return fold_in(fold_in(self._key, purpose), self._calls)
+
     @property
     def streams(self) -> bool:
         """Whether answers are added up in parts, without anybody who looks at all of them."""
@@ -195,6 +209,8 @@ class SimulatedCohort(Cohort):
             combined = recentred(total, self._share(each), around)
         else:
             rows = self._heard(function, args, around)
+            if self._clients.aggregation.hides:
+                return self._combine(each, rows, around), jnp.full((), jnp.nan)
             spread = _Spread.of(each, rows, weighted_sum(each, rows))
             combined = self._combine(each, rows, around)
         return combined, jnp.sqrt(spread.square / spread.share)
@@ -247,7 +263,7 @@ class SimulatedCohort(Cohort):
         rule, name = self._clients.aggregation, function.__name__
         if not rule.encodes:
             return self._answers(function, args, around)
-        key, mapped = self._clients.next_key(), self.map(function, *args)
+        key, mapped = self._clients.key_for(ENCODING), self.map(function, *args)
         assert isinstance(mapped, Rows)
         one = jax.eval_shape(lambda rows: jax.tree.map(lambda r: r[0], rows), mapped.rows)
         if self._clients.watch is not None:
@@ -279,7 +295,8 @@ class SimulatedCohort(Cohort):
         """The rows that the server has from what was sent, honest or not, with others for members that are not active."""
         self._reply(jax.tree.map(lambda r: r[0], sent))
         if self._clients.attack is not None:
-            rows = self._clients.attack.corrupted(self._ids, self.active, rows, around, self._clients.next_key())
+            key = self._clients.key_for(ATTACKING)
+            rows = self._clients.attack.corrupted(self._ids, self.active, rows, around, key)
         if self._active is None:
             return rows
         otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
@@ -287,7 +304,7 @@ class SimulatedCohort(Cohort):
 
     def _combine(self, each: Array, rows: Tree, around: Tree) -> Tree:
         """What the rule makes of all answers."""
-        return everywhere(self._clients.aggregation.combine(each, rows, around, self._clients.next_key()))
+        return everywhere(self._clients.aggregation.combine(each, rows, around, self._clients.key_for(COMBINING)))
 
     def _weights(self) -> Array:
         weights = self._clients.population.weights[self._ids]
