@@ -93,12 +93,22 @@ def test_algorithms_say_truly_whether_their_server_needs_single_answers(name, mo
 
 def test_a_site_that_refuses_gather_refuses_algorithms_that_need_it():
     policy = SitePolicy(refuse=["gather"])
-    policy.agree(fb.SimFBO())
-    policy.agree(fb.FedMBO(estimator="ihgp"))
+    policy.agree(fb.SimFBO(), Mean())
+    policy.agree(fb.FedMBO(estimator="ihgp"), Mean())
     with pytest.raises(InputError, match="refuses gather, but the server of FedMBO needs what each site sends"):
-        policy.agree(fb.FedMBO())
+        policy.agree(fb.FedMBO(), Mean())
     with pytest.raises(InputError, match="nothing to refuse called 'gahter'; did you mean gather"):
         SitePolicy(refuse=["gahter"])
+
+
+def test_a_site_that_insists_on_secure_sums_refuses_others_and_smaller_ones():
+    for policy in (SitePolicy(secure_sum=True), SitePolicy(at_least=3)):
+        policy.agree(fb.SimFBO(), configured("secure-sum"))
+        for rule, name in (("mean", "Mean"), ("krum", "Krum"), ("top-k", "TopK")):
+            with pytest.raises(InputError, match=f"insists on secure sums, but the run's aggregation is {name}: refused"):
+                policy.agree(fb.SimFBO(), configured(rule))
+    with pytest.raises(InputError, match="insists on sums over at least 4 sites, but the run's are over 3: refused"):
+        SitePolicy(at_least=4).agree(fb.SimFBO(), configured("secure-sum(at_least=3)"))
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)

@@ -90,12 +90,11 @@ class ExperimentServer:
         task, population = experiment.task, experiment.task.population
         if population.size != len(self.sites):
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
-        common = {name: getattr(configuration, name) for name in ("task", "knobs", "algorithm", "hyperparameters", "precision")}
-        rule = configuration.options.aggregate
+        names = ("task", "knobs", "algorithm", "hyperparameters", "precision")
+        common = {name: getattr(configuration, name) for name in names}
+        common |= {"identity": self.identity, "aggregate": configuration.options.aggregate, "sites": self.sites}
         beginnings = {
-            m: BeginMessage(
-                **common, identity=self.identity, number=m, weight=float(w) * population.size, aggregate=rule
-            ).encoded()
+            m: BeginMessage(**common, number=m, weight=float(w) * population.size).encoded()
             for m, w in enumerate(population.weights)
         }
         roster = Roster(transport, beginnings, configuration.round_timeout)

@@ -8,12 +8,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from nvflare.collab import collab
 
 from fedbilevel.aggregations import bundled
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
@@ -25,6 +27,9 @@ from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
 from fedbilevel.registry import find
+
+if TYPE_CHECKING:
+    from fedbilevel.engines.secure_sum import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -106,15 +111,25 @@ class Site:
         own.agree(run.task, run.knobs)
         algorithm = find(ALGORITHMS.bundled, "algorithm", run.algorithm).configure(run.algorithm, run.hyperparameters)
         rule = bundled(run.aggregate)
-        own.policy.agree(algorithm)
+        own.policy.agree(algorithm, rule)
         with _unsaid():
             task, population = own.load(run.knobs)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
-        self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store, rule)
+        self._runtime = ClientRuntime(
+            algorithm, population, run.number, run.weight, known, store, rule, self._identity(run, rule)
+        )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         word = SIMULATED if own.loader == "share" else OWN_DATA
         self._begun = {request: word}
         return word
+
+    def _identity(self, run: BeginMessage, rule: Aggregation) -> Identity | None:
+        """Who this site is to the others, if the run's sums are secure."""
+        if not rule.hides:
+            return None
+        from fedbilevel.federation.kit_identity import KitIdentity
+
+        return KitIdentity(self._kit, run.sites, run.number, run.identity)
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.errors import InputError
 from fedbilevel.settings import nearest
 
@@ -16,6 +17,8 @@ REFUSABLE = ("gather",)
 class SitePolicy:
     """The conditions on which a site takes part; by default there are none."""
 
+    secure_sum: bool = False  # what leaves the site does so in secure sums alone
+    at_least: int = 0  # the fewest sites in such a sum
     refuse: Sequence[str] = ()  # gather: algorithms whose server needs single answers
 
     def __post_init__(self) -> None:
@@ -23,8 +26,15 @@ class SitePolicy:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")
 
-    def agree(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` unless a run of this algorithm meets the conditions."""
+    def agree(self, algorithm: Algorithm, rule: Aggregation) -> None:
+        """Raise `InputError` unless a run of this algorithm with this aggregation meets the conditions."""
+        if (self.secure_sum or self.at_least) and not rule.hides:
+            raise InputError(f"this site insists on secure sums, but the run's aggregation is {type(rule).__name__}: refused")
+        least = rule.settings().get("at_least", 0)
+        if least < self.at_least:
+            raise InputError(
+                f"this site insists on sums over at least {self.at_least} sites, but the run's are over {least}: refused"
+            )
         if "gather" in self.refuse and algorithm.single_answers:
             raise InputError(
                 f"this site refuses gather, but the server of {type(algorithm).__name__} needs what each site sends: refused"
