@@ -107,10 +107,10 @@ def deployed(work: Path) -> Iterator[tuple[str, Any]]:
             engine = DeployedEngine(Loopback(runtimes), population, Uniform(3), known)
             key = jax.random.key(11)
             state, totals, *_ = engine.init(algorithm, task.x, task.y, jax.random.fold_in(key, 0))
-            traffic = [list(totals)]
+            traffic = [totals._asdict()]
             for t in range(1, 4):
                 state, totals, *_ = engine.step(algorithm, state, jax.random.fold_in(key, t))
-                traffic.append(list(totals))
+                traffic.append(totals._asdict())
             yield f"deployed/{name}", {"rows": traffic, "x": digest(state.x)}
 
 
@@ -166,7 +166,7 @@ def differs(before: dict[str, Any], now: dict[str, Any] | None) -> bool:
     if now is None or before["x"] != now["x"] or len(before["rows"]) != len(now["rows"]):
         return True
     pairs = zip(before["rows"], now["rows"], strict=True)
-    return any(old != ({k: new.get(k) for k in old} if isinstance(old, dict) else new) for old, new in pairs)
+    return any(old != {k: new.get(k) for k in old} for old, new in pairs)
 
 
 if __name__ == "__main__":

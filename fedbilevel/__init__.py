@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedpace import FedPace as FedPace
     from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
+    from fedbilevel.core.aggregation import Aggregation as Aggregation
+    from fedbilevel.core.aggregation import aggregation as aggregation
     from fedbilevel.core.clients import Clients as Clients
     from fedbilevel.core.clients import at_client as at_client
     from fedbilevel.core.clients import iterate as iterate
@@ -64,6 +66,7 @@ _MODULES = {
     name: module
     for module, names in {
         "algorithms.base": ["Algorithm", "algorithm"],
+        "core.aggregation": ["Aggregation", "aggregation"],
         "core.clients": ["Clients", "at_client", "iterate"],
         "errors": ["Diverged", "InputError"],
         "core.participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],

@@ -23,7 +23,11 @@ from fedbilevel.user_files import read_bytes
 
 REFERENCE = re.compile(r"([^\0]+\.py)(?::(.*))?", re.S)
 OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class that a file or a package offers
-DECORATORS = {"task": "a function or a class with @fedbilevel.task", "algorithm": "a class with @fedbilevel.algorithm"}
+DECORATORS = {
+    "task": "a function or a class with @fedbilevel.task",
+    "algorithm": "a class with @fedbilevel.algorithm",
+    "aggregation": "a class with @fedbilevel.aggregation",
+}
 Hashes = Mapping[str, Sequence[str]]  # path of a file -> its SHA-256 in the course of a run, the newest last
 Class = TypeVar("Class", bound=type)
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.core.aggregation import Mean
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
@@ -17,7 +18,7 @@ def weighted(population, weights):
     return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
-def deployed(algorithm, population, participation, start=None, stores=None):
+def deployed(algorithm, population, participation, start=None, stores=None, aggregation=Mean(), identities=None):  # noqa: B008
     """The population behind a loopback transport, and its clients' runtimes.
 
     Where the start (x, y) is given both ends check shapes.
@@ -25,10 +26,19 @@ def deployed(algorithm, population, participation, start=None, stores=None):
     weights = np.asarray(population.weights) * population.size
     known = call_shapes(algorithm, population, *start) if start else None
     runtimes = {
-        m: ClientRuntime(algorithm, population.only(m), m, weights[m], known, stores[m] if stores else None)
+        m: ClientRuntime(
+            algorithm,
+            population.only(m),
+            m,
+            weights[m],
+            known,
+            stores[m] if stores else None,
+            aggregation,
+            identities and identities[m],
+        )
         for m in range(population.size)
     }
-    engine = DeployedEngine(Loopback(runtimes), population, participation, known)
+    engine = DeployedEngine(Loopback(runtimes), population, participation, known, aggregation=aggregation)
     return engine, runtimes
 
 

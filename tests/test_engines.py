@@ -31,10 +31,11 @@ def test_sums_carry():
 
 
 def test_totals_do_not_overflow_in_a_long_run():
-    traffic, totals = Traffic.zero().plus(3, product(10**9, 10**6), product(2**30, 2**30)), Totals()
+    pairs = product(10**9, 10**6), product(2**30, 2**30), product(4 * 10**9, 10**6), product(2**31, 2**31)
+    traffic, totals = Traffic.zero().plus(Traffic(jnp.int32(3), *pairs)), Totals()
     for _ in range(100):
         totals = totals.plus(traffic)
-    assert totals == Totals(300, 10**17, 100 * 2**60)
+    assert totals == Totals(300, 10**17, 100 * 2**60, 4 * 10**17, 100 * 2**62)
 
 
 @pytest.mark.parametrize(("population", "size"), [(10, 10), (10, 4), (1000, 3), (200, 6)])

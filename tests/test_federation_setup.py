@@ -667,7 +667,7 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_pa
 @pytest.mark.parametrize(
     ("message", "line"),
     [
-        (b'{"protocol": 3, "version": "9.1", "anything": 1}', "the server speaks protocol 3 (fedbilevel 9.1), and this site"),
+        (b'{"protocol": 9, "version": "9.1", "anything": 1}', "the server speaks protocol 9 (fedbilevel 9.1), and this site"),
         (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 2"),
         (b'{"protocol": 2, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
         (b'{"protocol": "1"}', "protocol: Expected `int`, got `str`"),
@@ -681,7 +681,7 @@ def test_a_site_refuses_a_server_of_another_protocol_in_one_line(own_site, messa
 
 def test_a_site_of_the_first_version_refuses_a_server_of_this_one():
     """It looks for the run at the top of the message, and refuses what has none there."""
-    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, sites=[[]])
+    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, names=["a"], sites=[[]])
     assert json.loads(message.encoded()).keys() == {"protocol", "version", "run"}
     assert BeginMessage.read(message.encoded()) == message
 

@@ -57,7 +57,7 @@ def test_a_shell_completes_verbs_and_names(words, completed, tmp_path):
 def test_list_as_json(run):
     code, out, err = run("list", "--json")
     listed = json.loads(out)
-    assert code == 0 and not err and list(listed) == ["algorithms", "tasks", "data_sets"]
+    assert code == 0 and not err and list(listed) == ["algorithms", "tasks", "aggregations", "data_sets"]
     assert [entry["name"] for entry in listed["algorithms"]] == list(ALGORITHMS)
     assert [entry["name"] for entry in listed["tasks"]] == list(TASKS)
     assert [entry["name"] for entry in listed["data_sets"]] == list(SETS)
@@ -67,7 +67,7 @@ def test_list_as_json(run):
 
 def test_show_as_json(run):
     shown = json.loads(run("show", "fedbioacc", "--json")[1])
-    assert list(shown) == ["name", "kind", "explanation", "settings", "run_options", "reports", "suited"]
+    assert list(shown) == ["name", "kind", "explanation", "settings", "run_options", "reports", "suited", "single_answers"]
     assert shown["name"] == "fedbioacc" and shown["kind"] == "algorithm" and "STORM" in shown["explanation"]
     steps = {setting["setting"]: setting for setting in shown["settings"]}["local_steps"]
     assert steps["default"] == fb.FedBiOAcc().local_steps and "whole number" in steps["must_be"]

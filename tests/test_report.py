@@ -386,8 +386,19 @@ def test_pictures_come_as_png_and_svg_with_text_that_stays_text(folders, tmp_pat
 
 
 def test_a_table_leaves_out_the_two_losses_and_not_what_runs_are_compared_by():
-    row = dict(step=1, rounds=2, floats_up=1, floats_down=1, seconds=0.1, upper_loss=3.0, lower_loss=4.0, test_loss=5.0)
-    made = table([Curve("a run", [row], "finished", 4, "test_loss")])
+    row = dict(
+        step=1,
+        rounds=2,
+        floats_up=1,
+        floats_down=1,
+        bytes_up=4,
+        bytes_down=4,
+        seconds=0.1,
+        upper_loss=3.0,
+        lower_loss=4.0,
+        test_loss=5.0,
+    )
+    made = table([Curve("a run", [row], "finished", "test_loss")])
     assert [column.header for column in made.columns] == ["run", "test loss", "rounds", "MB up", "MB down", "seconds"]
 
 

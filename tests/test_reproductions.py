@@ -158,7 +158,7 @@ def test_results_hold_every_moment_with_what_it_cost(finished):
     outcome = finished.outcome(*finished.reproduction.lines()[0]).outcomes[0]
     assert [row.rounds for row in runs[0].rows] == [0, 10, 20, 30, 40]
     assert runs[0].rows[-1].value == outcome.rows[-1]["x_error"]
-    assert runs[0].rows[-1].megabytes == pytest.approx((outcome.rows[-1]["floats_up"] + outcome.rows[-1]["floats_down"]) * 4e-6)
+    assert runs[0].rows[-1].megabytes == pytest.approx((outcome.rows[-1]["bytes_up"] + outcome.rows[-1]["bytes_down"]) * 1e-6)
     # 40 rounds, 2 clients, 2 local steps of 3 gradients (f in x and y, g in y) and 2 second-order products
     assert runs[0].rows[-1].gradients == 40 * 2 * 2 * 3 and runs[0].rows[-1].second_order == 40 * 2 * 2 * 2
 

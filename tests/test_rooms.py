@@ -53,4 +53,15 @@ def test_the_root_of_the_package_holds_five_modules_at_most():
     modules = {p.stem for p in (ROOT / "fedbilevel").glob("*.py")} - {"__init__", "__main__"}
     assert len(modules) <= 5
     rooms = {p.name for p in (ROOT / "fedbilevel").iterdir() if (p / "__init__.py").exists()}
-    assert rooms == {"core", "algorithms", "tasks", "engines", "runs", "report", "library", "federation", "command"}
+    assert rooms == {
+        "core",
+        "aggregations",
+        "algorithms",
+        "tasks",
+        "engines",
+        "runs",
+        "report",
+        "library",
+        "federation",
+        "command",
+    }

@@ -49,6 +49,11 @@ class Algorithm(abc.ABC):
     def rounds(self, key: Array, size: int) -> Array | int:
         """The communication rounds of the step with this key, in cohorts of `size`."""
 
+    @property
+    def single_answers(self) -> bool:
+        """Whether its server needs what each client sends (`gather`), and not only means."""
+        return False
+
     def step_sizes(self, step: int) -> dict[str, float]:
         """The real hyperparameters and the scheduled values in force at an outer step, for messages."""
         given = {name: getattr(self, name) for name, setting in settings(type(self)).items() if setting.kind is float}

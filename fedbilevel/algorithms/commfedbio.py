@@ -45,6 +45,11 @@ class CommFedBiO(DoubleLoop):
     system_rounds: int = count(5, "K, rounds on u in a step")
     one_in: int = count(4, "a client sends one in this many entries")
 
+    @property
+    def single_answers(self) -> bool:
+        """Clients send unlike entries."""
+        return True
+
     @at_client
     def first_residual(self, client: Client, u: Array) -> Array:
         """The first e_m: nothing has been left out yet."""

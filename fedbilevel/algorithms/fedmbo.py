@@ -55,6 +55,11 @@ class FedMBO(DoubleLoop, BiasedBySampling):
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     local_upper: bool = flag(False, "move x in τ corrected local steps, which take one more round")
 
+    @property
+    def single_answers(self) -> bool:
+        """PHE's chains travel from client to client."""
+        return self.estimator == "phe"
+
     @at_client
     def chain_start(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:
         """p_i and d_i of PHE"""

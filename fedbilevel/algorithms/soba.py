@@ -31,6 +31,11 @@ class CompressedSOBA(Algorithm):
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     one_in: int = count(4, "s: a client sends one in this many entries")
 
+    @property
+    def single_answers(self) -> bool:
+        """Clients send unlike entries."""
+        return True
+
     def moved(self, z: Point, h: Array, d: Point, clients: Clients) -> tuple[Point, Array]:
         """The point after the step, and the new h."""
         z = z.moved(Point(h, d.y, d.u), self.alpha, self.beta, self.gamma, self.radius)

@@ -14,10 +14,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from fedbilevel.aggregations import AGGREGATIONS, parts, written
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
-from fedbilevel.registry import find, in_full
+from fedbilevel.registry import chosen, find, in_full
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.data.datasets import existing_folder
@@ -97,6 +98,17 @@ ChunkSize = Annotated[int | None, option(whole, "Clients computed at once, to bo
 Products = Annotated[str, typer.Option(help="Arithmetic of matrix products on a GPU: default, float32, or bfloat16.")]
 LossBound = Annotated[float, option(number, "A loss above this counts as divergence.")]
 Data = Annotated[str, typer.Option(help="Folder of data sets, searched before $FEDBILEVEL_DATA and your cache folder.")]
+Aggregate = Annotated[
+    str,
+    typer.Option(
+        help="How the server aggregates answers: a name in 'fedbilevel list', or your own FILE.py:NAME.",
+        autocompletion=completing(AGGREGATIONS),
+    ),
+]
+AggregateSettings = Annotated[list[str] | None, typer.Option("--set-aggregate", help="Setting of the aggregation, NAME=VALUE.")]
+Attackers = Annotated[
+    str, typer.Option("--attack", help="Clients that lie: sign-flip:2, ipm:2, alie:2, noise:2, label-flip:2.")
+]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs, instead of text.")]
@@ -108,6 +120,12 @@ def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
     if rounds is not None and steps is not None:
         raise InputError("give either --rounds or --steps, not both")
     return {"rounds": 1000 if rounds is None and steps is None else rounds, "steps": steps}
+
+
+def aggregation(rule: str, texts: list[str] | None) -> str:
+    """The rule and its settings as a run's options have them."""
+    name, values = parts(rule)
+    return written(chosen(AGGREGATIONS, name), {**values, **assignments("--set-aggregate", texts)})
 
 
 def data_folder(given: str) -> str:

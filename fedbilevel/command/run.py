@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedbilevel.aggregations import AGGREGATIONS
 from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.command.options import (
+    Aggregate,
+    AggregateSettings,
+    Attackers,
     ByChance,
     ChunkSize,
     ClientsPerRound,
@@ -28,6 +32,7 @@ from fedbilevel.command.options import (
     Steps,
     TaskName,
     Weights,
+    aggregation,
     assignments,
     budget,
     by_algorithm,
@@ -88,6 +93,9 @@ def run(
     chunk_size: ChunkSize = None,
     products: Products = "default",
     loss_bound: LossBound = 1e6,
+    aggregate: Aggregate = "mean",
+    set_aggregate: AggregateSettings = None,
+    attack: Attackers = "",
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -119,12 +127,15 @@ def run(
         chunk_size=chunk_size,
         products=products,
         loss_bound=loss_bound,
+        aggregate=aggregation(aggregate, set_aggregate),
+        attack=attack,
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
     place: dict[str, Any] = {"data": data_folder(data)}
     elsewhere = None
     if federation is not None:
+        _require_bundled(options.rule())
         elsewhere, knobs = _with_sites(federation, round_timeout, task, knobs, place["data"])
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
     if not algorithms:
@@ -189,6 +200,11 @@ def _start(
     if not configurations[0].federation:
         experiments[0].require_finite_start()  # all are on one task
     _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
+
+
+def _require_bundled(rule: str) -> None:
+    if rule not in AGGREGATIONS.bundled:
+        raise InputError(f"a federation runs only fedbilevel's own aggregations, and {label(rule)} is not one of them")
 
 
 def _with_sites(

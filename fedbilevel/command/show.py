@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from fedbilevel.aggregations import AGGREGATIONS
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
 from fedbilevel.command.options import Json, completing, console, say, say_json, warn
@@ -22,11 +24,11 @@ from fedbilevel.tasks.data.datasets import SETS
 if TYPE_CHECKING:
     from fedbilevel.tasks.base import Suited
 
-TABLES = {"algorithms": ALGORITHMS, "tasks": TASKS}
+TABLES = {"algorithms": ALGORITHMS, "tasks": TASKS, "aggregations": AGGREGATIONS}
 
 
 def list_(json: Json = False) -> None:
-    """List the algorithms, the tasks and the data sets, one on each line."""
+    """List the algorithms, the tasks, the aggregations and the data sets, one on each line."""
     for table in TABLES.values():
         for line in table.refused.values():
             warn(line)
@@ -45,24 +47,32 @@ def show(
     name: Annotated[
         str,
         typer.Argument(
-            help="An algorithm or a task: a name, or your own FILE.py or FILE.py:NAME.",
-            autocompletion=completing(ALGORITHMS, TASKS),
+            help="An algorithm, a task or an aggregation: a name, or your own FILE.py or FILE.py:NAME.",
+            autocompletion=completing(*TABLES.values()),
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Explain an algorithm or a task: what it does, its settings, their defaults and where they come from."""
-    entry, is_algorithm = _found(name)
+    """Explain an algorithm, a task or an aggregation: what it does, its settings, their defaults and where they come from."""
+    entry, kind = _found(name)
     name, cls = label(name), entry.load()
     rows = explained(name, entry)
-    reported = entry.configure(name, {}).diagnostics() if is_algorithm else {}
-    suited = _suited(name) if is_algorithm else {}
+    algorithm = entry.configure(name, {}) if kind == "algorithm" else None
+    reported = algorithm.diagnostics() if algorithm else {}
+    suited = _suited(name) if algorithm else {}
     if json:
-        described = {"name": name, "kind": "algorithm" if is_algorithm else "task", "explanation": _explanation(cls)}
+        described = {"name": name, "kind": kind, "explanation": _explanation(cls)}
         settings = [row._asdict() for row in rows]
         found = {task: {"values": dict(its.values), "source": its.source} for task, its in suited.items()}
         return say_json(
-            {**described, "settings": settings, "run_options": dict(entry.run), "reports": reported, "suited": found}
+            {
+                **described,
+                "settings": settings,
+                "run_options": dict(entry.run),
+                "reports": reported,
+                "suited": found,
+                **({"single_answers": algorithm.single_answers} if algorithm else {}),
+            }
         )
     say(_explanation(cls))
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -71,8 +81,10 @@ def show(
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
-    if not is_algorithm and cls.columns is not None:
+    if kind == "task" and cls.columns is not None:
         say(f"\na table for each client, by --data: {cls.columns}")
+    if algorithm and algorithm.single_answers:
+        say("\nneeds single answers: its server sees what each client sends, so a site can refuse it (refuse = ['gather'])")
     for run_option, value in entry.run.items():
         say(f"\nunless given: --{run_option.replace('_', '-')} {value}")
     for number, meaning in reported.items():
@@ -99,18 +111,19 @@ def _suited(algorithm: str) -> dict[str, Suited]:
     return {task: suited for task, suited in of_tasks.items() if suited}
 
 
-def _found(name: str) -> tuple[Entry, bool]:
-    """The entry of that name, and whether it is an algorithm."""
+def _found(name: str) -> tuple[Entry, str]:
+    """The entry of that name, and what it is."""
+    tables = TABLES.values()
     if not is_reference(name):
-        for table in (ALGORITHMS, TASKS):
+        for table in tables:
             if name in table:
-                return table[name], table is ALGORITHMS
-        raise InputError(f"there is no algorithm or task {name!r}{nearest(name, [*ALGORITHMS, *TASKS])}")
+                return table[name], table.kind
+        raise InputError(f"there is no algorithm or task {name!r}{nearest(name, [n for table in tables for n in table])}")
     allow(name)
-    try:
-        return find(ALGORITHMS, "algorithm", name), True
-    except InputError:
-        return find(TASKS, "task", name), False
+    for table in (ALGORITHMS, AGGREGATIONS):
+        with contextlib.suppress(InputError):
+            return find(table, table.kind, name), table.kind
+    return find(TASKS, "task", name), "task"
 
 
 def _explanation(cls: type) -> str:

@@ -12,6 +12,9 @@ from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.options import (
+    Aggregate,
+    AggregateSettings,
+    Attackers,
     ByChance,
     ClientsPerRound,
     Data,
@@ -28,6 +31,7 @@ from fedbilevel.command.options import (
     Steps,
     TaskName,
     Weights,
+    aggregation,
     assignments,
     budget,
     by_algorithm,
@@ -81,6 +85,9 @@ def sweep(
     settings: SettingsFile = None,
     every: Every = 100,
     loss_bound: LossBound = 1e6,
+    aggregate: Aggregate = "mean",
+    set_aggregate: AggregateSettings = None,
+    attack: Attackers = "",
     data: Data = "",
     style: Look = "screen",
     out: Out = None,
@@ -103,6 +110,8 @@ def sweep(
         weights=weights,
         every=every,
         loss_bound=loss_bound,
+        aggregate=aggregation(aggregate, set_aggregate),
+        attack=attack,
     )
     file, given = Settings.read(settings, task), by_algorithm([algorithm], set_)[algorithm]
     cells = {name: values.split(",") for name, values in assignments("--grid", grid).items()}

@@ -6,6 +6,7 @@ nothing and makes every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
@@ -35,6 +37,20 @@ class Shape(NamedTuple):
         """The shape of a tree."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple((jnp.result_type(leaf).name, tuple(jnp.shape(leaf))) for leaf in leaves))
+
+    def empty(self) -> Tree:
+        """A tree of this shape, without numbers."""
+        return jax.tree.unflatten(self.structure, [jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in self.arrays])
+
+    def size(self) -> int:
+        """How many numbers there are in all arrays."""
+        return sum(math.prod(shape) for _, shape in self.arrays)
+
+    def filled(self, numbers: np.ndarray) -> Tree:
+        """The tree of these numbers, in the order of the arrays and of their entries."""
+        parts = np.split(numbers, np.cumsum([math.prod(shape) for _, shape in self.arrays])[:-1])
+        leaves = [part.reshape(shape) for part, (_, shape) in zip(parts, self.arrays, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
 
     def __str__(self) -> str:
         return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.arrays) or "nothing"
@@ -94,6 +110,15 @@ def check_result(known: CallShapes, name: str, value: Tree) -> None:
     if not any(s.result == given for s in known.get(name, ())):
         wanted = " or ".join(sorted({str(s.result) for s in known.get(name, ())})) or "nothing"
         raise InputError(f"{name} returned {given}, but in this algorithm it returns {wanted}: refused")
+
+
+def check_message(known: CallShapes, name: str, message: Tree, rule: Aggregation) -> None:
+    """Raise `InputError` unless the rule encodes what that function returns as a message of this shape."""
+    answers = [s.result.empty() for s in known.get(name, ())]
+    wanted = {Shape.of(jax.eval_shape(rule.encode, randomness.key(0), one, one)[0]) for one in answers}
+    given = Shape.of(message)
+    if given not in wanted:
+        raise InputError(f"{name} was encoded as {given}, but here it is {' or '.join(map(str, wanted)) or 'nothing'}: refused")
 
 
 def check_finite(what: str, tree: Tree) -> None:

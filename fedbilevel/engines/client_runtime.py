@@ -11,16 +11,32 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core import ground_truth
+from fedbilevel.core import ground_truth, randomness
+from fedbilevel.core.aggregation import Aggregation, Mean, change_from
 from fedbilevel.core.clients import is_client_function
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
 from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, check_argument, check_arguments, check_finite
-from fedbilevel.engines.messages import EXPRESSIONS, Call, Evaluate, Kept, Part, Request, Save, Saved, Store
+from fedbilevel.engines.messages import (
+    EXPRESSIONS,
+    SECURE,
+    Call,
+    Encode,
+    Evaluate,
+    Kept,
+    Masked,
+    Part,
+    Request,
+    Save,
+    Saved,
+    Store,
+)
+from fedbilevel.engines.secure_exchange import SecureClient
 from fedbilevel.errors import InputError
 
+EXPRESSION_TYPES = tuple(EXPRESSIONS.values())
 MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
@@ -45,9 +61,12 @@ class ClientRuntime:
         weight: float = 1.0,
         call_shapes: CallShapes | None = None,
         store: ValueStore | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        identity: Any = None,  # for secure sums, an `Identity`
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
-        self._call_shapes, self._store = call_shapes, store
+        self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
+        self._secure = SecureClient(m, aggregation, identity) if aggregation.hides else None
         self._named = wire.named_tuples(type(algorithm))
         self._kept: dict[int, Tree] = {}
 
@@ -56,12 +75,29 @@ class ClientRuntime:
         request = wire.decode(data, EXPRESSIONS | self._named)
         if not isinstance(request, Request):
             raise InputError("a message is not a request: refused")
-        if request.reply and not isinstance(request.expression, (Call, Evaluate)):
+        if request.reply and self._secure is not None and not isinstance(request.expression, SECURE):
+            raise InputError("what this client computes leaves it in secure sums alone: refused")
+        if request.reply and self._secure is None and not isinstance(request.expression, (Call, Encode, Evaluate)):
             raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
         needed = set(request.needed)
         self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
-        result = self._evaluate(request.expression)
+        result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
         return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
+
+    def _summed(self, request: Any) -> Tree:
+        """The reply to a request of a secure sum."""
+        assert self._secure is not None
+        match request:
+            case Masked(expression=Encode() as inside):
+                return self._secure.answer(request, self._evaluate(inside))
+            case Masked(expression=Evaluate() as inside):
+                metrics = self._evaluate(inside)
+                message, _ = self._aggregation.encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
+                return self._secure.answer(request, message)
+            case Masked():
+                raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
+            case _:
+                return self._secure.answer(request)
 
     def _evaluate(self, expression: Any) -> Tree:
         match expression:
@@ -80,6 +116,13 @@ class ClientRuntime:
             case Call(function=name, key=key, args=args, slot=slot):
                 value = self._call(name, key, [self._evaluate(a) for a in args])
                 return value if slot is None else self._keep(slot, value)
+            case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=slot):
+                check_finite("a point that answers are near", around)
+                sent = jax.tree.leaves([a for a in args if not isinstance(a, EXPRESSION_TYPES)])
+                near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
+                message, left = _encoded(self._aggregation, key, self._evaluate(call), near, self._evaluate(memory))
+                self._keep(slot, left)
+                return message
             case Evaluate(x=x, y=y):
                 point = self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
@@ -129,6 +172,13 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
     population, m, weight = own
     client = population.alone(fold_in(wrapped(key), m), weight, m)
     return getattr(algorithm, name)(client, *args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _encoded(rule: Aggregation, key: Array, answer: Tree, near: list[Array], memory: Tree) -> tuple[Tree, Tree]:
+    around = jax.tree.unflatten(jax.tree.structure(answer), near) if near else None
+    memory = jax.tree.map(jnp.zeros_like, answer) if memory is None else memory
+    return rule.encode(wrapped(key), change_from(around, answer), memory)
 
 
 @jax.jit

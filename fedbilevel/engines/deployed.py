@@ -10,16 +10,29 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core import randomness
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
-from fedbilevel.engines.call_shapes import CallShapes
+from fedbilevel.engines.call_shapes import CallShapes, Shape
 from fedbilevel.engines.deployed_clients import DeployedClients
-from fedbilevel.engines.engine import ABSENCES, Limits, Step, Stretch, advance, complete_report, unflattened
+from fedbilevel.engines.engine import (
+    ABSENCES,
+    Limits,
+    Step,
+    Stretch,
+    advance,
+    complete_report,
+    recalled,
+    remembering,
+    unflattened,
+)
 from fedbilevel.engines.exchange import Exchange, Transport
-from fedbilevel.engines.failure import silence
+from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Evaluate, Save, Saved
+from fedbilevel.engines.messages import Evaluate, Save, Saved, Store
+from fedbilevel.engines.secure_exchange import SecureExchange
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -38,32 +51,41 @@ class DeployedEngine:
         participation: Participation,
         call_shapes: CallShapes | None = None,
         test_rows: Sequence[int] | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
     ):
-        self.population, self.participation = population, participation
+        self.population, self.participation, self.aggregation = population, participation, aggregation
         numbers = len(population.problem.metric_names) + len(population.problem.tests)
-        self.exchange = Exchange(transport, population.size, numbers, call_shapes)
+        self.exchange = Exchange(transport, population.size, numbers, call_shapes, aggregation)
+        self.secure = SecureExchange(self.exchange, aggregation) if aggregation.hides else None
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
+        self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
+        self.aggregation.require(self.population, self.participation)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
         if algorithm.pooled:
             name = type(algorithm).__name__
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
         """The algorithm's first state."""
-        clients = self._clients(algorithm, key)
-        return Step(clients.settled(algorithm.init(x, y, clients)), clients.totals, {})
+        self._find_averaged(algorithm, x, y, key)
+        clients = self._clients(algorithm, key, self._first_memory())
+        state = algorithm.init(x, y, clients)
+        return Step(clients.settled(remembering(state, clients.memory)), clients.totals, {})
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> Step:
         """One outer step."""
         server_key, clients_key = jax.random.split(key)
-        clients = self._clients(algorithm, clients_key)
-        state = clients.settled(algorithm.step(state, clients, server_key))
+        state, memory = recalled(state)
+        clients = self._clients(algorithm, clients_key, memory)
+        state = algorithm.step(state, clients, server_key)
+        state = clients.settled(remembering(state, clients.memory))
         return Step(state, clients.totals, complete_report(algorithm, clients.reported))
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
@@ -92,18 +114,33 @@ class DeployedEngine:
             computed: list[Held] = []
             y = state.y.at(m).expression(computed) if isinstance(state.y, HeldRows) else state.y
             wanted[m] = Evaluate(state.x, y), computed
-        replies, failures = self.exchange.ask(wanted, reply=True, types={})
-        if not replies:
-            raise silence(failures)
-        problem, each = self.population.problem, np.stack(list(replies.values()))
-        metrics, tests = np.split(each, [len(problem.metric_names)], axis=1)
-        found = _means(problem.metric_names, metrics, np.asarray(self.population.weights)[list(replies)])
-        found |= _means(problem.test_names, tests, self._test_rows[list(replies)])
+        found, failures = self._mean_metrics(wanted)
         absences, self.exchange.absences = self.exchange.absences + len(failures), 0
         if self._known is None or self._known[0] is not task:
             self._known = task, jax.jit(known_at_server(task))
         known = self._known[1](state.x, None if is_per_client(state.y) else state.y)
         return {**found, ABSENCES: absences, **known}
+
+    def _mean_metrics(self, wanted: Wanted) -> tuple[dict[str, float], Failures]:
+        """The weighted means of what clients measure, by name, and who is missing.
+
+        In a secure sum all clients weigh the same: then tests are told only if all clients hold out equally many rows.
+        """
+        problem = self.population.problem
+        names, tests = problem.metric_names, problem.test_names
+        if self.secure is not None:
+            total, members, failures = self.secure.total(wanted, len(names) + len(tests))
+            mean = self.aggregation.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
+            found = dict(zip((*names, *tests), map(float, mean), strict=True))
+            alike = len(set(self._test_rows)) == 1 and self._test_rows[0] > 0
+            return {name: value for name, value in found.items() if alike or name in names}, failures
+        replies, failures = self.exchange.ask(wanted, reply=True, types={})
+        if not replies:
+            raise silence(failures)
+        members, each = list(replies), np.stack(list(replies.values()))
+        metrics, tested = np.split(each, [len(names)], axis=1)
+        weights = np.asarray(self.population.weights)
+        return _means(names, metrics, weights[members]) | _means(tests, tested, self._test_rows[members]), failures
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
@@ -128,7 +165,8 @@ class DeployedEngine:
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
         """The state from what `save` returned; `InputError` if the arrays are not this run's."""
-        shapes = SimulatedEngine(self.population, Everyone()).state_shapes(algorithm, x, y, key)
+        self._find_averaged(algorithm, x, y, key)
+        shapes = self._simulated.state_shapes(algorithm, x, y, key)
         kinds, structure = jax.tree.flatten(shapes, is_leaf=is_per_client)
         where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)
         own = [where if is_per_client(kind) else kind for kind in kinds]
@@ -152,8 +190,25 @@ class DeployedEngine:
         state = [held(next(places)) if isinstance(k, PerClient) else v for k, v in zip(kinds, values, strict=True)]
         return jax.tree.unflatten(structure, state)
 
-    def _clients(self, algorithm: Algorithm, key: Array) -> DeployedClients:
-        return DeployedClients(self.exchange, self.population, self.participation, algorithm, key)
+    @property
+    def _simulated(self) -> SimulatedEngine:
+        """Simulated clients that give states and messages the same shapes."""
+        return SimulatedEngine(self.population, Everyone(), aggregation=self.aggregation)
+
+    def _find_averaged(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> None:
+        if self.aggregation.encodes:
+            found = self._simulated.averaged(algorithm, x, y, key)
+            self._averaged = {name: Shape.of(one) for name, one in found.items()}
+
+    def _first_memory(self) -> dict[str, PerClient]:
+        def nothing() -> HeldRows:
+            return HeldRows(lambda m: HeldPart(Held(self.exchange.slots, m, lambda slot, _: Store(None, slot))))
+
+        return {name: nothing() for name in self._averaged}
+
+    def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, PerClient]) -> DeployedClients:
+        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged, self.secure
+        return DeployedClients(self.exchange, self.population, *how)
 
 
 def _means(names: Sequence[str], each: np.ndarray, weights: np.ndarray) -> dict[str, float]:

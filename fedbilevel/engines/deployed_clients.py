@@ -8,8 +8,9 @@ needs them; each request lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,27 +19,40 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import COMBINING, ENCODING, Aggregation, Mean, beyond
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.sets import Sets
-from fedbilevel.core.traffic import Totals, floats
+from fedbilevel.core.traffic import Totals, floats, size_in_bytes
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import check_finite
+from fedbilevel.engines.call_shapes import Shape, check_finite
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Call, Store, sent_floats
+from fedbilevel.engines.messages import Call, Encode, Store, sent
+from fedbilevel.engines.secure_exchange import SecureExchange
 
 
 class DeployedClients(Clients):
     """The clients during one step."""
 
     def __init__(
-        self, exchange: Exchange, population: Population, participation: Participation, algorithm: Algorithm, key: Array
+        self,
+        exchange: Exchange,
+        population: Population,
+        participation: Participation,
+        algorithm: Algorithm,
+        key: Array,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        memory: dict[str, PerClient] | None = None,
+        averaged: Mapping[str, Shape] = MappingProxyType({}),
+        secure: SecureExchange | None = None,
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
+        self.aggregation, self._secure = aggregation, secure
+        self.memory, self.averaged = dict(memory or {}), averaged  # by client function: what encoding left out, and shapes
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
         self.weights, self.equal_weights = np.asarray(population.weights), population.equal_weights
@@ -73,15 +87,28 @@ class DeployedClients(Clients):
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
 
+    def key_for(self, purpose: int) -> Array:
+        """A random key for something else than a call or a draw, which leaves theirs as they are."""
+        return jax.random.fold_in(jax.random.fold_in(self._key, purpose), self._calls)
+
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
         """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
-        down = sum(sent_floats(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent)
-        up = sum(floats(r) for r in replies.values())
-        rounds, before_up, before_down = self.totals
-        self.totals = Totals(rounds + (reply and bool(wanted)), before_up + up, before_down + down)
-        self.exchange.absences += len(failures) if reply else 0
+        self._count(wanted, list(replies.values()), failures, reply)
         return replies, failures
+
+    def secure_sum(self, wanted: Wanted, like: Shape) -> tuple[Tree, list[int]]:
+        """The sum of what the clients compute, whole numbers in arrays of that shape, and whose are in it."""
+        assert self._secure is not None
+        total, members, failures = self._secure.total(wanted, like.size())
+        self._count(wanted, [total] * len(members), failures, True)
+        return like.filled(total), members
+
+    def _count(self, wanted: Wanted, up: list[Tree], failures: Failures, reply: bool) -> None:
+        down = [sent(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent]
+        rounds = int(reply and bool(wanted))
+        self.totals = self.totals.and_also(Totals(rounds, floats(up), floats(down), size_in_bytes(up), size_in_bytes(down)))
+        self.exchange.absences += len(failures) if reply else 0
 
     def report(self, **numbers: Array | float) -> None:
         self.reported |= numbers
@@ -121,19 +148,23 @@ class DeployedCohort(Cohort):
         return self._hold(lambda m: partial(call, m))
 
     def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         return self._estimate(self._average(weights), replies, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         each = self._average(weights)
+        if self._clients.aggregation.hides:
+            return self._combine(each, replies, around), jnp.full((), jnp.nan)
         total, share = _weighted_sum(each, replies), each.sum()
         center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
         squares = np.asarray([squared_distance(reply, center) for reply in replies])
-        return recentred(total, self._share(each), around), jnp.sqrt(each @ squares / share)
+        streams = self._clients.aggregation.streams
+        combined = recentred(total, self._share(each), around) if streams else self._combine(each, replies, around)
+        return combined, jnp.sqrt(each @ squares / share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._ask(function, args)
+        replies, weights = self._hear(function, args, around)
         return self._estimate(self._unbiased(weights), replies, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
@@ -186,7 +217,51 @@ class DeployedCohort(Cohort):
 
         return call
 
-    def _ask(self, function: Callable[..., Tree], args: tuple, stand_in: bool = True) -> tuple[list[Tree], np.ndarray]:
+    def _hear(self, function: Callable[..., Tree], args: tuple, around: Tree) -> tuple[list[Tree], np.ndarray]:
+        """Like `_ask`, for answers that are averaged: decoded changes where clients encode."""
+        rule, name = self._clients.aggregation, function.__name__
+        if not rule.encodes:
+            return self._ask(function, args)
+        key, before = self._clients.key_for(ENCODING), self._clients.memory[name]
+        assert isinstance(before, HeldRows)
+        told = beyond(around, [a for a in args if not isinstance(a, HeldRows)])
+        check_finite("the point that answers are near", told)
+        after: dict[int, HeldPart] = {}
+
+        def encoded(m: int, call: Call, computed: list[Held]) -> Encode:
+            memory = before.at(m).expression(computed)
+            left = Held(self._clients.exchange.slots, m, lambda slot, _: Store(None, slot))
+            after[m] = HeldPart(left)
+            computed.append(left)
+            return Encode(call, told, memory, np.asarray(jax.random.key_data(key)), left.slot)
+
+        if rule.hides:
+            messages, weights = self._sum(function, args, encoded)
+        else:
+            messages, weights = self._ask(function, args, encoded=encoded)
+        heard, population = set(map(int, self._ids[self._active])), len(self._clients.weights)
+        self._clients.memory[name] = HeldRows([after[m] if m in heard else before.at(m) for m in range(population)].__getitem__)
+        return [_decoded(rule, key, message, self._clients.averaged[name]) for message in messages], weights
+
+    def _sum(
+        self, function: Callable[..., Tree], args: tuple, encoded: Callable[[int, Call, list[Held]], Call | Encode]
+    ) -> tuple[list[Tree], np.ndarray]:
+        """The sum of the members' messages as the only one, and the weights of those in it."""
+        call, wanted = self._call(function, args), Wanted()
+        for m in map(int, self._ids[self._active]):
+            computed: list[Held] = []
+            wanted[m] = encoded(m, call(m, None, computed), computed), computed
+        total, members = self._clients.secure_sum(wanted, self._clients.averaged[function.__name__])
+        self._active = self._active & np.isin(self._ids, members)
+        return [total], self._clients.weights[self._ids[self._active]]
+
+    def _ask(
+        self,
+        function: Callable[..., Tree],
+        args: tuple,
+        stand_in: bool = True,
+        encoded: Callable[[int, Call, list[Held]], Call | Encode] = lambda m, call, computed: call,
+    ) -> tuple[list[Tree], np.ndarray]:
         """The replies of the members who answer, or of those who stand in for them if none does, and their weights."""
         call = self._call(function, args)
         replies: dict[int, Tree] = {}
@@ -194,7 +269,7 @@ class DeployedCohort(Cohort):
             wanted: Wanted = {}
             for m in map(int, self._ids[self._active]):
                 computed: list[Held] = []
-                wanted[m] = call(m, None, computed), computed
+                wanted[m] = encoded(m, call(m, None, computed), computed), computed
             replies, failures = self._clients.ask(wanted, reply=True)
             self._failures |= failures
             asked, self._active = self._active, self._active & ~np.isin(self._ids, list(failures))
@@ -216,7 +291,14 @@ class DeployedCohort(Cohort):
         return None if self._clients.equal_weights else float(each.sum())
 
     def _estimate(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
+        if not self._clients.aggregation.streams:
+            return self._combine(each, replies, around)
         return recentred(_weighted_sum(each, replies), self._share(each), around)
+
+    def _combine(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
+        """What the rule makes of all answers."""
+        rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
+        return _combined(self._clients.aggregation, jnp.asarray(each), rows, around, self._clients.key_for(COMBINING))
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""
@@ -227,6 +309,16 @@ class DeployedCohort(Cohort):
         for row, m in zip(rows, others, strict=False):
             self._ids[self._ids == m] = self._ids[row]
             self._ids[row], self._active[row] = m, True
+
+
+@partial(jax.jit, static_argnums=0)
+def _combined(rule: Aggregation, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+    return rule.combine(weights, rows, around, key)
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _decoded(rule: Aggregation, key: Array, message: Tree, like: Shape) -> Tree:
+    return rule.decode(key, message, like.empty())
 
 
 def _weighted_sum(weights: np.ndarray, replies: list[Tree]) -> Tree:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.clients import server_floats
+from fedbilevel.core.clients import PerClient, server_floats
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
@@ -30,6 +30,33 @@ class Step(NamedTuple):
     state: Any
     traffic: Traffic | Totals
     reported: Reported
+
+
+class Remembering(NamedTuple):
+    """An algorithm's state, and what clients remember of the answers that they have encoded, by client function."""
+
+    state: Any
+    memory: dict[str, PerClient]
+
+    @property
+    def x(self) -> Any:
+        """The state's."""
+        return self.state.x
+
+    @property
+    def y(self) -> Any:
+        """The state's."""
+        return self.state.y
+
+
+def remembering(state: Any, memory: dict[str, PerClient]) -> Any:
+    """The state with a memory, if there is one."""
+    return Remembering(state, memory) if memory else state
+
+
+def recalled(state: Any) -> tuple[Any, dict[str, PerClient]]:
+    """The algorithm's own state, and the memory."""
+    return state if isinstance(state, Remembering) else (state, {})
 
 
 class Limits(NamedTuple):
@@ -106,7 +133,7 @@ def advance(engine: Engine, algorithm: Algorithm, state: Any, step: Array | int,
     def one_step(made: Stretch) -> Stretch:
         state, traffic, reported = engine.step(algorithm, made.state, fold_in(key, made.step + 1))
         finite = jnp.all(jnp.stack([jnp.isfinite(leaf).all() for _, leaf in server_floats(state)]))
-        return Stretch(state, made.step + 1, made.traffic.plus(*Traffic.of(traffic)), reported, finite, made.more)
+        return Stretch(state, made.step + 1, made.traffic.plus(Traffic.of(traffic)), reported, finite, made.more)
 
     nothing = {name: jnp.full((), jnp.nan) for name in algorithm.reports}
     start = Stretch(state, jnp.int32(step), Traffic.zero(), nothing, jnp.bool(True), jnp.bool(True))

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.problem import Tree
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import CallShapes, check_finite, check_result
+from fedbilevel.engines.call_shapes import CallShapes, check_finite, check_message, check_result
 from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.engines.held import Slots, Wanted
-from fedbilevel.engines.messages import Call, Evaluate, Request
+from fedbilevel.engines.messages import Call, Encode, Evaluate, Request
 from fedbilevel.errors import InputError, NotFinite
 
 logger = logging.getLogger(__name__)
@@ -29,10 +30,17 @@ class Transport(Protocol):
 class Exchange:
     """The clients behind a transport. Where call shapes are given, answers of any other shape are refused."""
 
-    def __init__(self, transport: Transport, clients: int, metrics: int, call_shapes: CallShapes | None = None):
+    def __init__(
+        self,
+        transport: Transport,
+        clients: int,
+        metrics: int,
+        call_shapes: CallShapes | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+    ):
         self.transport, self.slots = transport, Slots(clients)
         self.absences = 0  # answers missing since the last evaluation
-        self._metrics, self._call_shapes = metrics, call_shapes
+        self._metrics, self._call_shapes, self._aggregation = metrics, call_shapes, aggregation
         self._troubles: Failures = {}
 
     def ask(self, wanted: Wanted, reply: bool, types: Mapping[str, type]) -> tuple[dict[int, Tree], Failures]:
@@ -63,6 +71,8 @@ class Exchange:
         """Raise unless the value can be the result of the expression."""
         if isinstance(expression, Call) and self._call_shapes is not None:
             check_result(self._call_shapes, expression.function, value)
+        if isinstance(expression, Encode) and self._call_shapes is not None:
+            check_message(self._call_shapes, expression.call.function, value, self._aggregation)
         if isinstance(expression, Evaluate) and np.shape(value) != (self._metrics,):
             raise InputError(f"expected {self._metrics} numbers, got an array of shape {np.shape(value)}: refused")
         check_finite("an answer", value)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedbilevel.core.problem import Tree
-from fedbilevel.core.traffic import floats
 
 
 class Call(NamedTuple):
@@ -17,6 +16,47 @@ class Call(NamedTuple):
     key: np.ndarray
     args: tuple
     slot: int | None
+
+
+class Encode(NamedTuple):
+    """The answer to a call, encoded as the run's aggregation does; what that leaves out is kept under `slot`."""
+
+    call: Call
+    around: list  # the arrays of the point that answers are near, or their places among the arrays of the call's arguments
+    memory: Any  # what was left out before, or None if this is the first time
+    key: np.ndarray
+    slot: int
+
+
+class Advertise(NamedTuple):
+    """Begin a secure sum of that number: the client's keys for it."""
+
+    number: int
+
+
+class ShareKeys(NamedTuple):
+    """The keys of all clients in a secure sum, by client: the shares for each of them."""
+
+    number: int
+    adverts: dict
+
+
+class Masked(NamedTuple):
+    """The shares that others sent, by client: what the expression, an `Encode` or `Evaluate`, results in, hidden by masks."""
+
+    number: int
+    shares: dict
+    expression: Any
+
+
+class Unmask(NamedTuple):
+    """The clients whose masked numbers arrived: the shares that unmask their sum."""
+
+    number: int
+    arrived: list[int]
+
+
+SECURE = (Advertise, ShareKeys, Masked, Unmask)
 
 
 class Store(NamedTuple):
@@ -70,19 +110,21 @@ class Request(NamedTuple):
     needed: list[int]
 
 
-EXPRESSIONS = {t.__name__: t for t in (Call, Store, Kept, Part, Evaluate, Save, Saved, Request)}
+EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Store, Kept, Part, Evaluate, Save, Saved, Request, *SECURE)}
 
 
-def sent_floats(expression: Any) -> int:
-    """How many numbers an expression carries; keys and slots are part of the envelope."""
+def sent(expression: Any) -> list[Tree]:
+    """The values that an expression carries; keys and slots are part of the envelope."""
     match expression:
         case Call(args=inside) | list(inside):
-            return sum(sent_floats(e) for e in inside)
+            return [value for e in inside for value in sent(e)]
+        case Encode(call=call, around=around, memory=memory):
+            return [*sent(call), *(leaf for leaf in around if not isinstance(leaf, int)), *sent(memory)]
         case Store(value=value):
-            return floats(value)
+            return [value]
         case Part(of=inside):
-            return sent_floats(inside)
+            return sent(inside)
         case Kept() | Saved():
-            return 0
+            return []
         case _:
-            return floats(expression)
+            return [expression]

@@ -14,13 +14,17 @@ import numpy as np
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation, Mean
+from fedbilevel.core.clients import PerClient
 from fedbilevel.core.devices import copied_everywhere
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import split
 from fedbilevel.core.traffic import Traffic
-from fedbilevel.engines.engine import Limits, Step, Stretch, advance, complete_report, unflattened
-from fedbilevel.engines.simulated_clients import Rows, SimulatedClients, Watch
+from fedbilevel.engines.attacks import Attack
+from fedbilevel.engines.engine import Limits, Step, Stretch, advance, complete_report, recalled, remembering, unflattened
+from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed, Rows, SimulatedClients, Watch
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
@@ -31,7 +35,11 @@ PRODUCTS = {  # of float32 matrices: the arithmetic, by JAX's names
 }
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["population"], meta_fields=["participation", "chunk_size", "products"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["population"],
+    meta_fields=["participation", "chunk_size", "products", "aggregation", "attack"],
+)
 @dataclass(frozen=True)
 class SimulatedEngine:
     """Clients in this process: `init` and `step` are pure functions that can be compiled."""
@@ -40,26 +48,34 @@ class SimulatedEngine:
     participation: Participation
     chunk_size: int | None = None  # how many clients are computed at once; None: the whole cohort
     products: str = "default"  # one of `PRODUCTS`
+    aggregation: Aggregation = Mean()
+    attack: Attack | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
+        self.aggregation.require(self.population, self.participation)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
+        if self.attack is not None:
+            self.attack.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:
             raise InputError(f"products={self.products} is for simulated clients in single precision: leave it out")
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
         """The algorithm's first state."""
-        clients = self._clients(key)
+        clients = self._clients(key, memory=self._first_memory(algorithm, x, y, key))
         with jax.default_matmul_precision(PRODUCTS[self.products]):
-            return Step(algorithm.init(x, y, clients), clients.traffic, {})
+            state = algorithm.init(x, y, clients)
+            return Step(remembering(state, clients.memory), clients.traffic, {})
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> Step:
         """One outer step."""
         server_key, clients_key = split(key)
-        clients = self._clients(clients_key)
+        state, memory = recalled(state)
+        clients = self._clients(clients_key, memory=memory)
         with jax.default_matmul_precision(PRODUCTS[self.products]):
             state = algorithm.step(state, clients, server_key)
-            return Step(state, clients.traffic, complete_report(algorithm, clients.reported))
+            return Step(remembering(state, clients.memory), clients.traffic, complete_report(algorithm, clients.reported))
 
     def rounds(self, algorithm: Algorithm, key: Array) -> Array | int:
         """The rounds that the step with this key takes, by the algorithm's own formula."""
@@ -103,11 +119,37 @@ class SimulatedEngine:
         """Like `rehearse_init`, for the step with this key from a state of these shapes."""
         server_key, clients_key = split(key)
         clients = self._clients(clients_key, watch)
-        algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), clients, server_key)
+        algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), recalled(shapes)[0]), clients, server_key)
         return clients.traffic
 
-    def _clients(self, key: Array, watch: Watch | None = None) -> SimulatedClients:
-        return SimulatedClients(self.population, self.participation, key, self.chunk_size, watch)
+    def averaged(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> dict[str, Tree]:
+        """By client function, the shapes of the answers that a start or a step averages."""
+        found: dict[str, Tree] = {}
+
+        def watch(call: ClientCall) -> Rehearsed:
+            return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result()))
+
+        def start_and_step(x: Array, y: Array, key: Array) -> Any:
+            clients = self._clients(key, watch)
+            state = algorithm.init(x, y, clients)
+            found.update(clients.averaged)
+            clients = self._clients(key, watch)
+            state = algorithm.step(state, clients, key)
+            found.update(clients.averaged)
+            return state
+
+        jax.eval_shape(start_and_step, x, y, key)
+        return found
+
+    def _first_memory(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> dict[str, PerClient]:
+        if not self.aggregation.encodes:
+            return {}
+        shapes, n = self.averaged(algorithm, x, y, key), self.population.size
+        return {name: Rows(jax.tree.map(lambda s: jnp.zeros((n, *s.shape), s.dtype), one)) for name, one in shapes.items()}
+
+    def _clients(self, key: Array, watch: Watch | None = None, memory: dict[str, PerClient] | None = None) -> SimulatedClients:
+        how = self.chunk_size, watch, self.aggregation, self.attack, memory
+        return SimulatedClients(self.population, self.participation, key, *how)
 
     @functools.cached_property
     def _everywhere(self) -> SimulatedEngine:

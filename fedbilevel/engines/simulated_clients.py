@@ -12,6 +12,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import get_opaque_trace_state
 
+from fedbilevel.core.aggregation import (
+    ATTACKING,
+    COMBINING,
+    ENCODING,
+    Aggregation,
+    Mean,
+    beyond,
+    change_from,
+    weighted_sum,
+)
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.devices import each_its_share, everywhere, padded
 from fedbilevel.core.participation import Participation, present
@@ -19,7 +29,8 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import Sets
-from fedbilevel.core.traffic import Traffic, floats, product
+from fedbilevel.core.traffic import Traffic, product
+from fedbilevel.engines.attacks import Attack
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=[])
@@ -81,8 +92,14 @@ class SimulatedClients(Clients):
         key: Array,
         chunk_size: int | None = None,
         watch: Watch | None = None,
+        aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        attack: Attack | None = None,
+        memory: dict[str, PerClient] | None = None,
     ):
         self.population, self.chunk_size, self.watch = population, chunk_size, watch
+        self.aggregation, self.attack = aggregation, attack
+        self.memory = dict(memory or {})  # by client function, what encoding its answers has left out
+        self.averaged: dict[str, Tree] = {}  # in a rehearsal, by client function, the shapes of answers that are averaged
         self._participation, self._key = participation, key
         self._calls, self.traffic = jnp.int32(0), Traffic.zero()
         self.reported: dict[str, Array | float] = {}
@@ -109,11 +126,12 @@ class SimulatedClients(Clients):
 
         def threaded(k: Array, carry: Any) -> Any:
             self._trace = get_opaque_trace_state()
-            self._calls, self.traffic, value = carry
+            self._calls, self.traffic, self.memory, value = carry
             value = body(k, value)
-            return self._calls, self.traffic, value
+            return self._calls, self.traffic, self.memory, value
 
-        self._calls, self.traffic, value = lax.fori_loop(0, n, threaded, (self._calls, self.traffic, value))
+        carry = self._calls, self.traffic, self.memory, value
+        self._calls, self.traffic, self.memory, value = lax.fori_loop(0, n, threaded, carry)
         self._trace = outside
         return value
 
@@ -123,16 +141,26 @@ class SimulatedClients(Clients):
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
 
-    def count(self, rounds: Array | int, up: Array, down: Array) -> None:
+    def key_for(self, purpose: int) -> Array:
+        """A random key for something else than a call or a draw, which leaves theirs as they are."""
+        self._check_trace()
+        return fold_in(fold_in(self._key, purpose), self._calls)
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers are added up in parts, without anybody who looks at all of them."""
+        return self.aggregation.streams and self.attack is None
+
+    def count(self, traffic: Traffic) -> None:
         """Add to the traffic, except in a rehearsal, where it is not needed."""
         self._check_trace()
         if self.watch is None:
-            self.traffic = self.traffic.plus(rounds, up, down)
+            self.traffic = self.traffic.plus(traffic)
 
     def rehearse(self, watch: Watch, call: ClientCall) -> Tree:
         """What the watcher has all clients answer; its counts replace the floats up and down."""
-        answer, counts = watch(call)
-        self.traffic = self.traffic.plus(0, *(product(count, 1) for count in counts))
+        answer, (up, down) = watch(call)
+        self.traffic = self.traffic.plus(Traffic.zero()._replace(up=product(up, 1), down=product(down, 1)))
         return answer
 
     def report(self, **numbers: Array | float) -> None:
@@ -176,25 +204,25 @@ class SimulatedCohort(Cohort):
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
         each = self._average()
-        total, spread = self._sum(each, function, args, _Spread.of)
-        return recentred(total, self._share(each), around), jnp.sqrt(spread.square / spread.share)
+        if self._clients.streams:
+            total, spread = self._sum(each, function, args, _Spread.of)
+            combined = recentred(total, self._share(each), around)
+        else:
+            rows = self._heard(function, args, around)
+            if self._clients.aggregation.hides:
+                return self._combine(each, rows, around), jnp.full((), jnp.nan)
+            spread = _Spread.of(each, rows, weighted_sum(each, rows))
+            combined = self._combine(each, rows, around)
+        return combined, jnp.sqrt(spread.square / spread.share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
         return self._estimate(self._unbiased(), function, args, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
-        mapped = self.map(function, *args)
-        assert isinstance(mapped, Rows)
-        rows = mapped.rows
-        self._reply(jax.tree.map(lambda r: r[0], rows))
-        if self._active is None:
-            return rows
-        otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
-        return jax.tree.map(partial(_where, self._active), rows, otherwise)
+        return self._answers(function, args, None, otherwise)
 
     def scatter(self, rows: Tree) -> PerClient:
-        one = floats(jax.tree.map(lambda r: r[0], rows))
-        self._clients.count(0, product(0, 0), product(self._count, one))
+        self._clients.count(Traffic.of_clients(self._count, down=jax.tree.map(lambda r: r[0], rows)))
         return Rows(rows)
 
     def take(self, everyone: PerClient) -> PerClient:
@@ -211,7 +239,7 @@ class SimulatedCohort(Cohort):
         """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
         key, population = self._clients.next_key(), self._clients.population
         sent = [a for a in args if not isinstance(a, Rows)]
-        self._clients.count(0, product(0, 0), product(self._count, floats(sent)))
+        self._clients.count(Traffic.of_clients(self._count, down=sent))
 
         def compute(row: Tree) -> Tree:
             m, held = row
@@ -228,7 +256,55 @@ class SimulatedCohort(Cohort):
 
     def _reply(self, one: Tree) -> None:
         n = jnp.asarray(self._count)
-        self._clients.count(n > 0, product(n, floats(one)), product(0, 0))
+        self._clients.count(Traffic.of_clients(n, up=one, rounds=n > 0))
+
+    def _heard(self, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        """Every member's answer as the server makes it out: decoded changes where clients encode."""
+        rule, name = self._clients.aggregation, function.__name__
+        if not rule.encodes:
+            return self._answers(function, args, around)
+        key, mapped = self._clients.key_for(ENCODING), self.map(function, *args)
+        assert isinstance(mapped, Rows)
+        one = jax.eval_shape(lambda rows: jax.tree.map(lambda r: r[0], rows), mapped.rows)
+        if self._clients.watch is not None:
+            self._clients.averaged[name] = one
+            return mapped.rows
+        server = [a for a in args if not isinstance(a, Rows)]
+        told = [leaf for leaf in beyond(around, server) if not isinstance(leaf, int)]
+        self._clients.count(Traffic.of_clients(self._count, down=told))
+
+        def encoded(row: Tree) -> tuple[Tree, Tree, Tree]:
+            message, memory = rule.encode(key, change_from(around, row[0]), row[1])
+            return message, memory, rule.decode(key, message, one)
+
+        everyone = self._clients.memory[name]
+        before = self.take(everyone)
+        assert isinstance(before, Rows)
+        messages, after, heard = jax.vmap(encoded)((mapped.rows, before.rows))
+        self._clients.memory = {**self._clients.memory, name: self.put(everyone, Rows(after))}
+        return self._believed(messages, heard, None, None)
+
+    def _answers(self, function: Callable[..., Tree], args: tuple, around: Tree, otherwise: Tree = None) -> Tree:
+        """Every member's answer, honest or not; where a member is not active, the row of `otherwise` (zeros if none)."""
+        mapped = self.map(function, *args)
+        assert isinstance(mapped, Rows)
+        rows = mapped.rows
+        return self._believed(rows, rows, around, otherwise)
+
+    def _believed(self, sent: Tree, rows: Tree, around: Tree, otherwise: Tree) -> Tree:
+        """The rows that the server has from what was sent, honest or not, with others for members that are not active."""
+        self._reply(jax.tree.map(lambda r: r[0], sent))
+        if self._clients.attack is not None:
+            key = self._clients.key_for(ATTACKING)
+            rows = self._clients.attack.corrupted(self._ids, self.active, rows, around, key)
+        if self._active is None:
+            return rows
+        otherwise = jax.tree.map(jnp.zeros_like, rows) if otherwise is None else otherwise
+        return jax.tree.map(partial(_where, self._active), rows, otherwise)
+
+    def _combine(self, each: Array, rows: Tree, around: Tree) -> Tree:
+        """What the rule makes of all answers."""
+        return everywhere(self._clients.aggregation.combine(each, rows, around, self._clients.key_for(COMBINING)))
 
     def _weights(self) -> Array:
         weights = self._clients.population.weights[self._ids]
@@ -249,6 +325,8 @@ class SimulatedCohort(Cohort):
         return None if self._clients.population.equal_weights else each.sum()
 
     def _estimate(self, each: Array, function: Callable[..., Tree], args: tuple, around: Tree) -> Tree:
+        if not self._clients.streams:
+            return self._combine(each, self._heard(function, args, around), around)
         return recentred(self._sum(each, function, args)[0], self._share(each), around)
 
     def _sum(
@@ -267,7 +345,7 @@ class SimulatedCohort(Cohort):
             each = _at_once(compute, rows)
             if self._active is not None:  # whatever an absent member would have sent does not count
                 each = jax.tree.map(lambda r: _where(weights > 0, r, jnp.zeros_like(r)), each)
-            total = jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), each)
+            total = weighted_sum(weights, each)
             return everywhere((total, spread(weights, each, total))), jax.tree.map(lambda r: r[0], each)
 
         if size is None or size >= n:

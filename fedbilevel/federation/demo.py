@@ -16,6 +16,7 @@ from typing import Any
 from fedbilevel.errors import InputError
 from fedbilevel.federation.provision import Federation, found
 from fedbilevel.federation.waiting import wait_until
+from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
 
 SITES = [f"hospital-{m}" for m in range(1, 5)]
@@ -85,7 +86,7 @@ def _compared(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple
     differences = []
     for a, b in zip(ours, theirs, strict=True):
         for name in b:
-            if name in ("step", "rounds", "floats_up", "floats_down"):
+            if name in set(COUNTERS) - {"seconds"}:
                 if a[name] != b[name]:
                     raise InputError(f"{name} is {a[name]} on the federation and {b[name]} in the simulation")
             elif name != "seconds":

@@ -69,6 +69,10 @@ client = {number}                    # share: which of the simulated clients thi
 # clients = {sites}
 
 [trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
+[policy]                      # what this site insists on besides; a run that does not comply is refused
+# secure_sum = true           # the server learns sums over sites, and nothing of this one alone
+# at_least = 3                # the fewest sites in such a sum
+# refuse = ["gather"]         # algorithms whose server needs what each site sends, and not only their mean
 """
 
 

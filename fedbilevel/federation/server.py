@@ -109,7 +109,7 @@ class ExperimentServer:
             self._said = [self._data.line(task.population.weights.tolist())]
         shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
         drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
-        engine = DeployedEngine(roster, task.population, drawn, shapes, tested)
+        engine = DeployedEngine(roster, task.population, drawn, shapes, tested, configuration.options.aggregation())
         return dataclasses.replace(experiment, task=task, engine=engine)
 
     def _fit(self, configuration: Configuration, transport: Flare) -> str:
@@ -137,7 +137,7 @@ class ExperimentServer:
 
     def _beginnings(self, configuration: Configuration, fit: str, weights: list[float]) -> dict[int, bytes]:
         """For each site the message that begins the run."""
-        task, algorithm = configuration.names()
+        task, algorithm, _ = configuration.names()
         message = BeginMessage(
             label(task),
             configuration.knobs,
@@ -150,6 +150,8 @@ class ExperimentServer:
             code={"task": sha256_here(TASKS, task), "algorithm": sha256_here(ALGORITHMS, algorithm)},
             fit=fit,
             sites=self._data.found,
+            aggregate=configuration.options.aggregate,
+            names=self.sites,
         )
         return {m: dataclasses.replace(message, number=m, weight=w).encoded() for m, w in enumerate(weights)}
 

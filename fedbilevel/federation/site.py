@@ -10,11 +10,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from nvflare.collab import collab
 
+from fedbilevel.aggregations import bundled
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
@@ -27,6 +29,9 @@ from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.tasks.data.table_sums import SiteTable
+
+if TYPE_CHECKING:
+    from fedbilevel.engines.secure_sum import Identity
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +122,7 @@ class Site:
         beginning, question = parted(request)
         if beginning not in self._tables:
             run, own, settings = self._agreed(beginning)
+            own.policy.agree_to_open_sums()
             with _unsaid():
                 self._tables = {beginning: own.table(settings, run.number)}
         return answered(self._tables[beginning], question)
@@ -126,14 +132,26 @@ class Site:
         jax.config.update("jax_enable_x64", run.precision == "float64")
         keep_compiled(self._kit)
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
+        rule = bundled(run.aggregate)
+        own.policy.agree(algorithm, rule)
         with _unsaid():
             task, population = own.load(settings, run.number, run.sites, run.fit)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
-        self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
+        self._runtime = ClientRuntime(
+            algorithm, population, run.number, run.weight, known, store, rule, self._identity(run, rule)
+        )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()
         self._begun = {request: json.dumps(asdict(Holdings.of(population, own.loader == "share", found))).encode()}
         return self._begun[request]
+
+    def _identity(self, run: BeginMessage, rule: Aggregation) -> Identity | None:
+        """Who this site is to the others, if the run's sums are secure."""
+        if not rule.hides:
+            return None
+        from fedbilevel.federation.kit_identity import KitIdentity
+
+        return KitIdentity(self._kit, run.names, run.number, run.identity)
 
     def _answer(self, request: bytes) -> bytes:
         if self._runtime is None:

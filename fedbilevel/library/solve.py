@@ -8,15 +8,17 @@ from typing import Any
 
 from jax import Array
 
+from fedbilevel.aggregations import AGGREGATIONS, parts, written
 from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.recorded import recorded
 from fedbilevel.library.solution import Solution
-from fedbilevel.own_code import label
+from fedbilevel.own_code import is_unnamed, label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
@@ -49,6 +51,8 @@ def solve(
     chunk_size: int | None = None,
     products: str = "default",
     loss_bound: float = 1e6,
+    aggregation: Aggregation | str = "mean",
+    attack: str = "",
     observe: Callable[[Snapshot], None] | None = None,
     out: str | Path | None = None,
 ) -> Solution:
@@ -80,6 +84,9 @@ def solve(
         chunk_size: how many clients are computed at once; None: all of a round, on a CPU as many as its cache holds.
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
+        aggregation: how the server aggregates the clients' answers: a name in `fedbilevel list`, with settings as in
+            `"trimmed-mean(trim=2)"`, or an instance.
+        attack: clients that lie, such as `"sign-flip:2"`.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `fedbilevel resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
@@ -99,6 +106,10 @@ def solve(
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
     require(observe is None or callable(observe), "observe", "a function", observe)
+    rule: dict[str, Any] = {"aggregation": aggregation}
+    if isinstance(aggregation, str):
+        name, values = parts(aggregation)
+        rule = {"aggregate": written(chosen(AGGREGATIONS, name), values)}
     given = dict(g=g, x0=x0, y0=y0, lower=lower, upper=upper, batch_size=batch_size, weights=weights, metrics=metrics)
     given["preprocessing"] = preprocessing
     if isinstance(f, Task):
@@ -121,9 +132,12 @@ def solve(
         chunk_size=chunk_size,
         products=products,
         loss_bound=loss_bound,
+        attack=attack,
+        **rule,
     )
     if out is not None:
-        return recorded(experiment, Path(out), participation is None, observe)
+        named = participation is None and not is_unnamed(experiment.options.aggregate)
+        return recorded(experiment, Path(out), named, observe)
     for line in advice_on_data(experiment):
         warn(line)
     history: list[dict[str, float | None]] = []

@@ -20,13 +20,12 @@ class Curve(NamedTuple):
     label: str
     rows: list[dict[str, Any]]
     status: str
-    bytes_per_float: int
     headline: str
     diagnostics: Collection[str] = ()  # the names of what its algorithm reports besides the metrics
 
     def megabytes(self, row: dict[str, Any], *directions: str) -> float:
         """The megabytes sent in these directions up to this row."""
-        return sum(row[f"floats_{d}"] for d in directions) * self.bytes_per_float / 1e6
+        return sum(row[f"bytes_{d}"] for d in directions) / 1e6
 
 
 def curves(folders: Sequence[RunFolder]) -> list[Curve]:
@@ -41,7 +40,7 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
         reported: Collection[str] = ()
         with contextlib.suppress(InputError):  # settings that this version no longer has
             reported = folder.diagnostics
-        result.append(Curve(name, rows, status, folder.bytes_per_float, folder.headline, reported))
+        result.append(Curve(name, rows, status, folder.headline, reported))
     return result
 
 

@@ -19,7 +19,7 @@ def figure(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
     import matplotlib
     from matplotlib.figure import Figure
 
-    curve = Curve("", [dict(row) for row in history], "", 0, "")
+    curve = Curve("", [dict(row) for row in history], "", "")
     with matplotlib.rc_context(SCREEN.settings):
         drawn = Figure(figsize=(WIDTH * len(names), HEIGHT), layout="constrained")
         for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from fedbilevel.aggregations import AGGREGATIONS
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.devices import require_devices
@@ -28,6 +29,7 @@ from fedbilevel.tasks.data.datasets import SETS, folder_of
 from fedbilevel.user_files import Scalar, fitted
 
 ROUND_TIMEOUT = 300.0  # seconds
+NEWER_OPTIONS = {"aggregate": "mean", "attack": ""}  # by name, the value that runs of version 0.1 had
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Configuration:
             raise InputError("a chunk size is for simulated clients: leave it out with a federation")
         if self.federation and self.options.products != "default":
             raise InputError("products is for simulated clients: leave it out with a federation")
+        if self.federation and self.options.attack:
+            raise InputError("an attack is for simulated clients: leave it out with a federation")
 
     @classmethod
     def resolve(
@@ -97,8 +101,9 @@ class Configuration:
         return {**options, **values}
 
     def fingerprint(self) -> str:
-        """A hash that is equal exactly when configurations are."""
-        return hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()
+        """A hash that is equal exactly when configurations are; options newer than version 0.1 count if they are in use."""
+        values = {name: value for name, value in self.plain().items() if (name, value) not in NEWER_OPTIONS.items()}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def experiment(self, data: ClientData | None = None) -> Experiment:
         """The simulated experiment that it describes; where the clients' data is elsewhere, `data` says so."""
@@ -118,17 +123,18 @@ class Configuration:
         """The algorithm with its hyperparameters."""
         return find(ALGORITHMS, "algorithm", self.algorithm).configure(label(self.algorithm), self.hyperparameters)
 
-    def names(self) -> tuple[str, str]:
-        """The names of its task and its algorithm."""
-        return self.task, self.algorithm
+    def names(self) -> tuple[str, str, str]:
+        """The names of its task, its algorithm and its aggregation."""
+        return self.task, self.algorithm, self.options.rule()
 
     def task_class(self) -> type[TaskSettings]:
         """The class of its task, whose fields are the knobs."""
         return find(TASKS, "task", self.task).load()
 
     def packages(self) -> list[str]:
-        """The other packages that offer its task or its algorithm."""
-        entries = (TASKS.get(self.task), ALGORITHMS.get(self.algorithm))
+        """The other packages that offer its task, its algorithm or its aggregation."""
+        tables = TASKS, ALGORITHMS, AGGREGATIONS
+        entries = (table.get(name) for table, name in zip(tables, self.names(), strict=True))
         return [entry.package for entry in entries if entry is not None and entry.package]
 
 

@@ -33,7 +33,7 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task, unusable
 
 STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
-COUNTERS = ("step", "rounds", "floats_up", "floats_down", "seconds")
+COUNTERS = ("step", "rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "seconds")
 Numbers = dict[str, float | None]  # by name; None: not finite
 
 

@@ -38,7 +38,7 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.ending import Result
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
-from fedbilevel.runs.rows import Row, row_check
+from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.stored_trees import encoded, read_trees
 from fedbilevel.runs.versions import versions_here
@@ -250,7 +250,8 @@ class RunFolder:
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         file, options = self.path / "metrics.jsonl", self.configuration.options
-        return read_json_lines(file, Row, row_check(options)) if file.exists() else iter(())
+        rows, size = read_json_lines(file, Row, row_check(options)) if file.exists() else iter(()), self.bytes_per_float
+        return (with_bytes(row, size) for row in rows)
 
     def x(self) -> np.ndarray | None:
         """x at the newest checkpoint; None if there is none."""
@@ -283,7 +284,8 @@ class RunFolder:
             state = experiment.restored(list(stored.leaves))
         except InputError as error:
             raise InputError(f"{self.path / 'checkpoint'} has {error}, or remove it to start this run over") from None
-        return Snapshot(state, stored.step, stored.totals, stored.seconds, reported=dict(stored.reported))
+        totals = stored.totals.with_bytes(self.bytes_per_float)
+        return Snapshot(state, stored.step, totals, stored.seconds, reported=dict(stored.reported))
 
     def _rows_until(self, stored: Checkpoint) -> list[dict[str, Any]]:
         """The rows that were written before a checkpoint; `InputError` if some of them are missing."""

@@ -7,7 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedbilevel.aggregations import configured, in_full, parts
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
+from fedbilevel.engines.attacks import FORM, Attack
 from fedbilevel.engines.simulated import PRODUCTS
 from fedbilevel.errors import InputError
 from fedbilevel.settings import check_all, choice, configure, count, real, step_size, text
@@ -37,6 +40,9 @@ class RunOptions:
     chunk_size: int | None = count(None, "clients computed at once; None: all of a round, on a CPU as many as its cache holds")
     products: str = choice("default", "arithmetic of matrix products in simulated steps", PRODUCTS)
     loss_bound: float = step_size(1e6, "a loss above it counts as divergence")
+    aggregate: str = text("mean", "how answers are aggregated", "NAME or NAME(SETTING=VALUE, ...)", bool)
+
+    attack: str = text("", "clients that lie, in simulations", FORM, lambda given: not given or bool(Attack.parse(given)))
 
     def __post_init__(self) -> None:
         check_all(self, owner="")
@@ -44,6 +50,7 @@ class RunOptions:
             raise InputError("give either a budget of rounds or a number of steps")
         if self.clients_per_round is not None and self.bernoulli is not None:
             raise InputError("give either clients per round or a probability to take part, not both")
+        object.__setattr__(self, "aggregate", in_full(self.aggregate))
 
     @classmethod
     def read(cls, owner: str, values: Mapping[str, Any]) -> RunOptions:
@@ -65,3 +72,11 @@ class RunOptions:
         if self.bernoulli is not None:
             chosen = Bernoulli(self.bernoulli)
         return chosen if self.dropout is None else Dropouts(chosen, self.dropout)
+
+    def rule(self) -> str:
+        """The name of how answers are aggregated."""
+        return parts(self.aggregate)[0]
+
+    def aggregation(self) -> Aggregation:
+        """How answers are aggregated."""
+        return configured(self.aggregate)

@@ -9,6 +9,7 @@ from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.options import RunOptions
 
 Row = dict[str, int | float | None]  # None: not finite
+BYTES = {"bytes_up": "floats_up", "bytes_down": "floats_down"}  # what version 0.1 did not count, and what it did instead
 
 
 def row_check(options: RunOptions) -> Callable[[Row], None]:
@@ -20,7 +21,7 @@ def row_check(options: RunOptions) -> Callable[[Row], None]:
 
     def check(row: Row) -> None:
         nonlocal least
-        missing = [name for name in COUNTERS if row.get(name) is None]
+        missing = [name for name in COUNTERS if name not in BYTES and row.get(name) is None]
         if missing:
             raise InputError(f"the row has no number {missing[0]!r}")
         huge = [name for name, value in row.items() if isinstance(value, int) and abs(value) >= 2**63]
@@ -32,3 +33,9 @@ def row_check(options: RunOptions) -> Callable[[Row], None]:
         least = step + 1
 
     return check
+
+
+def with_bytes(row: Row, bytes_per_float: int) -> Row:
+    """The row with the bytes that crossed, if they were not counted."""
+    sent = {name: bytes_per_float * (row[floats] or 0) for name, floats in BYTES.items() if name not in row}
+    return {**row, **sent}

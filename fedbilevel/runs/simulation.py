@@ -6,10 +6,13 @@ from typing import Any
 
 import jax
 
+from fedbilevel.aggregations import text_of
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.core.aggregation import Aggregation, require_aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Everyone, Participation, require_participation
+from fedbilevel.engines.attacks import Attack
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import require_time
@@ -20,20 +23,33 @@ from fedbilevel.tasks.base import Task
 CACHED = 16_000_000  # bytes: a hundred clients of 600 KB each take 1.6 times as long all at once as in four chunks
 
 
-def simulation(task: Task, algorithm: Algorithm, *, participation: Participation | None = None, **options: Any) -> Experiment:
+def simulation(
+    task: Task,
+    algorithm: Algorithm,
+    *,
+    participation: Participation | None = None,
+    aggregation: Aggregation | None = None,
+    **options: Any,
+) -> Experiment:
     """An experiment on simulated clients; a centralised method has a single one, with all rows.
 
-    The options are those of `RunOptions`; any `Participation` may replace the three that say who takes part.
+    The options are those of `RunOptions`; any `Participation` may replace the three that say who takes part, and any
+    `Aggregation` the one that says how answers are aggregated.
     """
     require_algorithm(algorithm)
+    if aggregation is not None:
+        options["aggregate"] = text_of(require_aggregation(aggregation))
     checked = RunOptions(**options)
+    rule = aggregation or checked.aggregation()
     drawn = checked.participation() if participation is None else participation
     require_participation("participation", drawn)
     drawn.capacity(task.population.size)
     if algorithm.pooled:
         engine = SimulatedEngine(task.population.pooled(), Everyone(), products=checked.products)
     else:
-        engine = SimulatedEngine(task.population, drawn, checked.chunk_size or _chunk(task), checked.products)
+        attack = Attack.parse(checked.attack) if checked.attack else None
+        population = attack.poisoned(task.population) if attack else task.population
+        engine = SimulatedEngine(population, drawn, checked.chunk_size or _chunk(task), checked.products, rule, attack)
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
     )

@@ -14,8 +14,6 @@ from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.user_files import read_bytes
 
-BYTES_PER_FLOAT = 4
-
 
 class Row(NamedTuple):
     """A moment of a run."""
@@ -71,7 +69,7 @@ def collect(study: Study) -> Results:
                 [
                     Row(
                         int(row["rounds"] or 0),
-                        (float(row["floats_up"] or 0) + float(row["floats_down"] or 0)) * BYTES_PER_FLOAT / 1e6,
+                        (float(row["bytes_up"] or 0) + float(row["bytes_down"] or 0)) / 1e6,
                         spent.gradients,
                         spent.second_order,
                         math.nan if (value := row[metric]) is None else float(value),

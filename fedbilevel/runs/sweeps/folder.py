@@ -25,7 +25,7 @@ from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference
 from fedbilevel.registry import Entry, find
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.files import locked, require_place, write_atomically
-from fedbilevel.runs.rows import Row, row_check
+from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
 from fedbilevel.runs.sweeps.programs import alike, programs
 from fedbilevel.runs.sweeps.sweep import Cell, Sweep
@@ -87,7 +87,7 @@ class SweepFolder:
         if metric:
             write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
         if not known:  # last, since a folder without it holds no sweep
-            folder._write(sweep, Began(versions_here(*sweep.packages()), hashes((sweep.task, sweep.algorithm))))
+            folder._write(sweep, Began(versions_here(*sweep.packages()), hashes(sweep.names())))
         return folder
 
     def _write(self, sweep: Sweep, began: Began) -> None:
@@ -97,7 +97,7 @@ class SweepFolder:
     def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
         """Raise `InputError` if the user's code that it needs may not be executed, or has changed and must not have."""
         sweep, began = self.sweep, read_json(self.path / "sweep.json", Began)
-        code = confirmed((sweep.task, sweep.algorithm), began.code, changed=changed, trusted=trusted)
+        code = confirmed(sweep.names(), began.code, changed=changed, trusted=trusted)
         if code != began.code:
             with locked(self.path):
                 self._write(sweep, replace(began, code=code))
@@ -139,7 +139,10 @@ class SweepFolder:
                 raise InputError("a run that is finished has at least one row")
 
         lines = read_json_lines(file, FinishedRun, check) if file.exists() else ()
-        found = {(_name(run.cell), run.seed): Outcome(list(run.rows), run.status, run.reason) for run in lines}
+        found = {
+            (_name(run.cell), run.seed): Outcome([with_bytes(row, 4) for row in run.rows], run.status, run.reason)
+            for run in lines
+        }
         if names and self.metric not in names:
             said = ranking if (ranking := self.path / "ranking.json").exists() else file
             raise InputError(f"{said}: the runs have no metric {self.metric!r} to rank by{nearest(self.metric, names)}")

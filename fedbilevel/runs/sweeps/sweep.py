@@ -127,8 +127,12 @@ class Sweep:
         of_task = {name: value for name, value in values.items() if name not in known}
         return {**self.knobs, **of_task}, {**self.hyperparameters, **{n: v for n, v in values.items() if n in known}}
 
+    def names(self) -> tuple[str, str, str]:
+        """The names of its task, its algorithm and its aggregation."""
+        return self.task, self.algorithm, self.options.rule()
+
     def packages(self) -> list[str]:
-        """The other packages that offer its task or its algorithm."""
+        """The other packages that offer one of these."""
         return self.configuration(self.cells()[0], self.first_seed).packages()
 
     def title(self) -> str:

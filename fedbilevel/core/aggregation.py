@@ -1,0 +1,123 @@
+"""How the answers of a cohort become one value at the server: a run has one rule, and both engines apply it.
+
+`Cohort.mean` and its variants go through it for every algorithm; `gather`, which hands single answers to the server, does not.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, TypeVar, dataclass_transform, final
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedbilevel import own_code
+from fedbilevel.core.clients import recentred
+from fedbilevel.core.participation import Participation
+from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.errors import InputError, require
+from fedbilevel.settings import check_all, settings
+
+ENCODING, COMBINING, ATTACKING = (2**31 - 1 - k for k in range(3))  # randomness beside that of calls: none has such a number
+
+
+class Aggregation(abc.ABC):
+    """A rule. Its fields are settings; two rules with equal settings are equal."""
+
+    streams: ClassVar[bool] = False  # whether it is the weighted sum, which engines add up in parts and in their own order
+    weighs: ClassVar[bool] = False  # whether clients may weigh differently
+    hides: ClassVar[bool] = False  # whether the server learns a sum of what clients send, and nothing else
+    encodes: ClassVar[bool] = False  # whether clients send something other than their answers, and remember what that left out
+
+    def __post_init__(self) -> None:
+        check_all(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings, by name."""
+        return {name: getattr(self, name) for name in settings(type(self))}
+
+    def require(self, population: Population, participation: Participation) -> None:
+        """Raise `InputError` unless the rule can be used with these clients."""
+        if not self.weighs and not population.equal_weights:
+            raise InputError(
+                f"{type(self).__name__} counts every client the same, but the task's clients weigh differently: choose mean"
+            )
+
+    def require_algorithm(self, algorithm: str, single_answers: bool) -> None:
+        """Raise `InputError` if the server of that algorithm needs single answers, and the rule hides them."""
+        if self.hides and single_answers:
+            raise InputError(f"{algorithm} needs single answers, which {type(self).__name__} hides: choose another of the two")
+
+    def encode(self, key: Array, change: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """At a client: what crosses instead of its answer, and the new memory of this kind of answer.
+
+        `change` is the answer's difference from the point that answers are near (see `Cohort.mean`), or the answer itself
+        where there is none. `key` is the same for all clients that are asked together, and at the server. The first memory is
+        zeros of the change's shapes.
+        """
+        return change, memory
+
+    def decode(self, key: Array, message: Tree, like: Tree) -> Tree:
+        """At the server: the change that a message stands for, of these shapes."""
+        return message
+
+    @abc.abstractmethod
+    def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+        """The value at the server from all answers, a row for each member of a cohort.
+
+        Members with weight 0 are absent, have zeros in their rows and must not count; at least one is there. `around` is the
+        point that the answers are near, or None: see `Cohort.mean`. Where clients encode, the rows are decoded changes. `key`
+        is fresh randomness. Where a rule streams, the engines add up the answers themselves.
+        """
+
+
+def require_aggregation(value: object) -> Aggregation:
+    """The value; `InputError` unless it is an instance of a rule."""
+    fits = isinstance(value, Aggregation) and dataclasses.is_dataclass(value)
+    require(fits, "aggregation", "a name or an instance of a class decorated with @aggregation", value)
+    return value  # type: ignore[return-value]
+
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def aggregation(cls: Class) -> Class:
+    """Make a class of settings a rule that can be named: final and frozen."""
+    fits = isinstance(cls, type) and issubclass(cls, Aggregation)
+    require(fits, "@aggregation", "used on a class derived from Aggregation", cls)
+    dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    return final(own_code.offered(cls, "aggregation"))
+
+
+@aggregation
+class Mean(Aggregation):
+    """The estimate of the weighted mean that `Cohort.mean` describes."""
+
+    streams: ClassVar[bool] = True
+    weighs: ClassVar[bool] = True
+
+    def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+        return recentred(weighted_sum(weights, rows), weights.sum(), around)
+
+
+def weighted_sum(weights: Array, rows: Tree) -> Tree:
+    """Σ a_i h_i of all arrays."""
+    return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
+
+
+def change_from(around: Tree, answer: Tree) -> Tree:
+    """The answer's difference from the point that answers are near; the answer itself if there is none."""
+    return answer if around is None else jax.tree.map(jnp.subtract, answer, around)
+
+
+def beyond(around: Tree, args: Tree) -> list[Any]:
+    """The arrays of the point that answers are near, as a client that is sent `args` has to be told them.
+
+    An array that is one of the arguments' is just its place among those.
+    """
+    places = {id(leaf): k for k, leaf in enumerate(jax.tree.leaves(args))}
+    return [places.get(id(leaf), leaf) for leaf in jax.tree.leaves(around)]

@@ -1,0 +1,70 @@
+"""Who a site is to the other sites: it signs with its kit's private key, and believes certificates of its own authority."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from fedbilevel.errors import InputError
+
+PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)
+LENGTH = 4  # bytes, for the length of the certificate that precedes a signature
+
+
+class KitIdentity:
+    """A site in one run, in which client m is the site `sites[m]`."""
+
+    def __init__(self, kit: Path, sites: Sequence[str], number: int, run: str):
+        startup = kit / "startup"
+        key = load_pem_private_key((startup / "client.key").read_bytes(), None)
+        assert isinstance(key, RSAPrivateKey)
+        self._key, self._sites, self._run = key, sites, run.encode() + b" "
+        self._certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
+        self._root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
+        self._known: dict[int, tuple[bytes, RSAPublicKey]] = {}
+        if len(set(sites)) < len(sites) or sites[number : number + 1] != [_name(self._certificate)]:
+            raise InputError("the sites of a secure sum hold one twice, or another in this site's place: refused")
+
+    def sign(self, message: bytes) -> bytes:
+        """The site's certificate, and its signature."""
+        shown = self._certificate.public_bytes(Encoding.DER)
+        return len(shown).to_bytes(LENGTH, "big") + shown + self._key.sign(self._run + message, PADDING, SHA256())
+
+    def verify(self, client: int, message: bytes, signature: bytes) -> None:
+        """Raise `InputError` unless the site that is that client signed the message, with a certificate of our authority."""
+        end = LENGTH + int.from_bytes(signature[:LENGTH], "big")
+        try:
+            self._public_key(client, signature[LENGTH:end]).verify(signature[end:], self._run + message, PADDING, SHA256())
+        except (InvalidSignature, ValueError, TypeError, IndexError):
+            raise InputError(f"the keys of client {client} for a secure sum are not signed by its site: refused") from None
+
+    def _public_key(self, client: int, shown: bytes) -> RSAPublicKey:
+        known, key = self._known.get(client, (b"", None))
+        if key is None or known != shown:
+            certificate = x509.load_der_x509_certificate(shown)
+            certificate.verify_directly_issued_by(self._root)
+            now = datetime.datetime.now(datetime.UTC)
+            valid = certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
+            public = certificate.public_key()
+            if not valid or _name(certificate) != self._sites[client] or not isinstance(public, RSAPublicKey):
+                raise ValueError
+            key = public
+            self._known[client] = shown, key
+        return key
+
+
+def _name(certificate: x509.Certificate) -> str:
+    """The site that a certificate is for; "" if it gives its holder a role, as a researcher's does."""
+    if certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
+        return ""
+    (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(name.value)
