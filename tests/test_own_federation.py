@@ -14,7 +14,7 @@ from real_federations import ENVIRONMENT, Running, assert_equal, command, free_p
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks.regularisation import Regularisation
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
 DOCS = Path(__file__).parent.parent / "docs"
 SITES = [f"clinic-{m}" for m in range(4)]
@@ -99,7 +99,6 @@ def test_an_own_task_with_an_own_algorithm_has_the_simulated_numbers(clinics, tm
     assert found[0].keys() == expected[0].keys() >= {"accuracy"} and len(found) == 5
 
 
-@pytest.mark.slow
 def test_sites_weigh_by_their_rows_as_in_the_simulation(clinics, tmp_path):
     said = clinics.run(tmp_path / "deployed", "mine.py", "simfbo", "--weights", "rows").stdout
     assert f"clinic-3 269 (weight {269 / 569:.3g})" in said
@@ -111,7 +110,6 @@ def test_sites_weigh_by_their_rows_as_in_the_simulation(clinics, tmp_path):
     np.testing.assert_allclose([r["upper_loss"] for r in rows(tmp_path / "given")], [r["upper_loss"] for r in found], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_an_installed_package_is_pinned_as_a_whole(clinics, tmp_path):
     helper = clinics.installed / "clinic_plugin" / "__init__.py"
     try:
@@ -129,7 +127,6 @@ def test_an_installed_package_is_pinned_as_a_whole(clinics, tmp_path):
             clinics.restore(site)
 
 
-@pytest.mark.slow
 def test_metrics_come_from_rows_that_the_sites_hold_out_or_are_left_out(clinics, tmp_path):
     """With fedbilevel's own task on the sites' own rows, in doubles; only two of the sites hold any out."""
     parts, held_out = Regularisation(clients=4).build().population, {}
