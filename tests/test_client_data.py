@@ -18,6 +18,7 @@ from fedbilevel.federation.begin_message import MOST_ROWS, Holdings
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.sites_data import SitesData
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.client_data import ClientData, built
@@ -265,3 +266,13 @@ def test_held_out_rows_can_come_from_files(tmp_path):
     np.savez(tmp_path / "rows.npz", **arrays, test_features=arrays["upper_features"][:5])
     with pytest.raises(InputError, match="has no array 'test_benign'"):
         own.load(Regularisation(clients=2))
+
+
+@pytest.mark.parametrize(
+    ("content", "elsewhere"),
+    [(None, False), ({"a": {"simulated": True}}, False), ({"a": {"simulated": True}, "b": {"simulated": False}}, True)],
+)
+def test_a_run_folder_knows_whether_its_data_is_at_its_sites(tmp_path, content, elsewhere):
+    if content is not None:
+        (tmp_path / "sites.json").write_text(json.dumps(content))
+    assert RunFolder(tmp_path).data_elsewhere == elsewhere

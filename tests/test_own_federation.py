@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from real_federations import Running, assert_equal, command, free_port, rows
+from real_federations import ENVIRONMENT, Running, assert_equal, command, free_port, rows
 
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks.regularisation import Regularisation
 
-pytestmark = pytest.mark.federation
+pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
 DOCS = Path(__file__).parent.parent / "docs"
 SITES = [f"clinic-{m}" for m in range(4)]
@@ -34,6 +34,16 @@ class Clinics:
         subprocess.run([sys.executable, "-c", blocks("new-task.md")[0]], check=True, cwd=self.research)
         (self.research / "mine.py").write_text(blocks("new-task.md")[1])
         (self.research / "mymethod.py").write_text(blocks("new-algorithm.md")[0])
+        self.installed = folder / "installed"  # as pip would do at every participant
+        (self.installed / "clinic_plugin").mkdir(parents=True)
+        (self.installed / "clinic_plugin" / "__init__.py").write_text("from clinic_plugin.task import cleaning\n")
+        (self.installed / "clinic_plugin" / "task.py").write_text(blocks("new-task.md")[1])
+        (self.installed / "clinic_plugin-1.dist-info").mkdir()
+        for name, content in {
+            "METADATA": "Metadata-Version: 2.1\nName: clinic-plugin\nVersion: 1\n",
+            "entry_points.txt": "[fedbilevel.tasks]\nclinic-cleaning = clinic_plugin.task:cleaning\n",
+        }.items():
+            (self.installed / "clinic_plugin-1.dist-info" / name).write_text(content)
         command("federation", "init", self.folder, "--sites", ",".join(SITES), "--port", free_port())
         for m, site in enumerate(SITES):
             own = self.folder / site / "own"
@@ -65,6 +75,13 @@ class Clinics:
 @pytest.fixture(scope="module")
 def clinics(tmp_path_factory):
     made = Clinics(tmp_path_factory.mktemp("own"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVIRONMENT, "PYTHONPATH", f"{made.installed}:{ENVIRONMENT['PYTHONPATH']}")
+        yield from serving(made)
+
+
+def serving(made):
+    """The same while its processes are running."""
     running = Running(made.folder, "server", *SITES)
     try:
         running.await_sites()
@@ -82,7 +99,6 @@ def test_an_own_task_with_an_own_algorithm_has_the_simulated_numbers(clinics, tm
     assert found[0].keys() == expected[0].keys() >= {"accuracy"} and len(found) == 5
 
 
-@pytest.mark.slow
 def test_sites_weigh_by_their_rows_as_in_the_simulation(clinics, tmp_path):
     said = clinics.run(tmp_path / "deployed", "mine.py", "simfbo", "--weights", "rows").stdout
     assert f"clinic-3 269 (weight {269 / 569:.3g})" in said
@@ -94,7 +110,23 @@ def test_sites_weigh_by_their_rows_as_in_the_simulation(clinics, tmp_path):
     np.testing.assert_allclose([r["upper_loss"] for r in rows(tmp_path / "given")], [r["upper_loss"] for r in found], rtol=1e-6)
 
 
-@pytest.mark.slow
+def test_an_installed_package_is_pinned_as_a_whole(clinics, tmp_path):
+    helper = clinics.installed / "clinic_plugin" / "__init__.py"
+    try:
+        for site in SITES:
+            clinics.configure(site, task="clinic-cleaning", loader="task", data="../own/data")
+            assert "clinic-plugin" in command("federation", "trust", clinics.folder / site, "clinic-cleaning").stdout
+        clinics.run(tmp_path / "deployed", "clinic-cleaning", "simfbo")
+        assert_equal(rows(tmp_path / "deployed"), clinics.simulate(tmp_path / "simulated", "mine.py", "simfbo"))
+        helper.write_text(helper.read_text() + "# changed\n")
+        done = clinics.run(tmp_path / "refused", "clinic-cleaning", "simfbo", check=False)
+        line = "this site has pinned no code with the SHA-256 of the run's task clinic-cleaning"
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and line in done.stderr
+    finally:
+        for site in SITES:
+            clinics.restore(site)
+
+
 def test_metrics_come_from_rows_that_the_sites_hold_out_or_are_left_out(clinics, tmp_path):
     """With fedbilevel's own task on the sites' own rows, in doubles; only two of the sites hold any out."""
     parts, held_out = Regularisation(clients=4).build().population, {}

@@ -72,9 +72,9 @@ class OwnPackage:
     @property
     def sha256(self) -> str:
         """A SHA-256 of what it offers and of all its files."""
-        lines = [f"{kind} {name} {entry.module}:{entry.name}" for (kind, name), entry in self.offered.items()]
-        lines += [f"{path} {own_code.sha256_of(content)}" for path, content in self.files.items()]
-        return own_code.sha256_of("\n".join(sorted(lines)).encode())
+        offered = sorted([kind, name, entry.module, entry.name] for (kind, name), entry in self.offered.items())
+        files = sorted([path, own_code.sha256_of(content)] for path, content in self.files.items())
+        return own_code.sha256_of(json.dumps([offered, files]).encode())
 
     def load(self, kind: str, name: str) -> type:
         """Import the class that it offers under that name, from the bytes that were read."""
