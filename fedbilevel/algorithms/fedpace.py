@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
-from fedbilevel.algorithms.pace import Pace, average, averaged
+from fedbilevel.algorithms.pace import FADE, Pace, average, averaged
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem
@@ -50,7 +50,6 @@ from fedbilevel.settings import count, real, step_size
 CONVEX = 1e-4  # of the largest curvature: negative curvature below that is rounding
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
 Y_START, X_START = 20, 50  # rounds until a step has its full length
-FADE = 0.98  # of a measured curvature from round to round
 HEARD = 10  # times the noise of D_y: what is heard of f in it
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 

@@ -17,6 +17,7 @@ from fedbilevel.core.curvature import squared
 from fedbilevel.core.problem import Tree
 
 FASTER, FASTEST = 1.02, 10  # the pace's growth in a round, and its bound
+FADE = 0.98  # of a measured curvature from round to round
 PATIENCE = 10  # rounds after which f may be found to have risen
 
 
