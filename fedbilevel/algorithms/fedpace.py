@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
-from fedbilevel.algorithms.pace import FADE, Pace, average, averaged
+from fedbilevel.algorithms.pace import FADE, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem
@@ -245,7 +245,7 @@ class FedPace(Algorithm):
             averages=averages,
             pace=pace,
         )
-        return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.active), new, old), new, state)
+        return if_any(cohort.active, new, state)
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

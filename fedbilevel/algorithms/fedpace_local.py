@@ -8,16 +8,18 @@ Newton's method from its last y_m,
 and sends its hypergradient D_m = ∇_x f_m - ∇²_xy g_m u with u = H⁻¹ ∇_y f_m. Products with H⁻¹ are K steps of conjugate
 gradients, which need no step size. a is 1, and smaller where the step would lead far beyond the least g_m on its way.
 
-It also sends how much D_m turns as x moves, |∇²h_m v|² with h_m(x) = f_m(x, y_m*(x)) and v = D_m / |D_m|, from
+It also sends how much D_m turns as x moves, |∇²h_m v|² with h_m(x) = f_m(x, y_m*(x)) and v = D_m / |D_m|: as x moves along v,
 
-    y' = -H⁻¹ ∂_x(∇_y g_m) v,    u' = -H⁻¹ (H u - ∇_y f_m)',    ∇²h_m v = D_m',
+    y' = -H⁻¹ ∇_y ⟨∇_x g_m, v⟩,    u' = H⁻¹ ∇_y a,    ∇²h_m v = ∇_x a - ∇²_xy g_m u',
+    with a(x, y) = ⟨D_m, v⟩ - ⟨H u - ∇_y f_m, y'⟩ for constant u, v and y'.
 
-where ' is the derivative as x moves along v, and y and u with it. The server averages over rounds, m ← β m + (1 - β) mean_S D_m,
+The server averages over rounds, m ← β m + (1 - β) mean_S D_m,
 and in round t = 1, 2, ... moves
 
-    x ← x - p c / L · m / (1 - β^t),    L the largest √(mean_S |∇²h_m v|²) of late,
+    x ← x - p c / ((1 + n / 20) L) · m / (1 - β^t),    L the largest √(mean_S |∇²h_m v|²) of late,
 
-with FedPace's pace p (`pace`). All of that is unchanged if x, y, f or g are scaled, but for rounding.
+with FedPace's pace p (`pace`) and n the rounds so far that did not agree on x's direction: the noise of changing cohorts dies
+down. Scaling x, y, f or g by a constant changes nothing but rounding. A round in which nobody takes part changes nothing.
 """
 
 from __future__ import annotations
@@ -31,25 +33,27 @@ from jax import Array
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, Algorithm, algorithm
 from fedbilevel.algorithms.estimators import conjugate_gradients
-from fedbilevel.algorithms.pace import FADE, Pace, average
+from fedbilevel.algorithms.pace import FADE, Pace, average, if_any
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.curvature import ratio, squared, unit
-from fedbilevel.core.problem import LowerLevel
+from fedbilevel.core.problem import Batch, LowerLevel, Problem
 from fedbilevel.settings import count, real, step_size
 
 START = 10  # rounds until x's step has its full length
-TRIALS = 3  # of a's length
+APART = 20  # rounds that disagree until it has half of that
+TRIALS = 3  # of a
 
 
 class State(NamedTuple):
-    """The server's x with its momentum, every client's own y_m, and what has been measured."""
+    """The server's x with its momentum, what has been measured, and every client's own y_m."""
 
     x: Array
-    y: PerClient
     m: Array
     t: Array
     curvature: Array  # L
+    apart: Array  # n
     pace: Pace
+    y: PerClient
 
 
 class Answer(NamedTuple):
@@ -84,10 +88,8 @@ class FedPaceLocal(Algorithm):
         """The client's first y, which stays at the client."""
         return y
 
-    @at_client
-    def own_y(self, client: Client, x: Array, y: Array) -> Array:
-        """y_m after N steps of Newton's method, which stays at the client."""
-        problem, rows = client.problem, client.whole()
+    def solution(self, problem: Problem, rows: Batch, x: Array, y: Array) -> Array:
+        """y_m after N steps of Newton's method."""
 
         def newton_step(_: Any, y: Array) -> Array:
             gradient = problem.gy(x, y, rows)
@@ -102,60 +104,70 @@ class FedPaceLocal(Algorithm):
 
         return iterate(self.newton_steps, newton_step, y)
 
-    @at_client
-    def answer(self, client: Client, x: Array, y: Array) -> Answer:
+    def answer(self, problem: Problem, rows: Batch, x: Array, y: Array) -> Answer:
         """D_m, and what is measured with it."""
-        problem, rows = client.problem, client.whole()
 
         def solve(v: Array) -> Array:
             return conjugate_gradients(lambda w: problem.gyy(x, y, rows, w), v, self.products)
 
-        def residual(x: Array, y: Array, u: Array) -> Array:
-            return problem.gyy(x, y, rows, u) - problem.fy(x, y, rows)
-
-        def hypergradient(x: Array, y: Array, u: Array) -> Array:
-            return problem.fx(x, y, rows) - problem.gxy(x, y, rows, u)
-
         fy = problem.fy(x, y, rows)
         u = solve(fy)
-        d = hypergradient(x, y, u)
+
+        def hypergradient(x: Array, y: Array) -> Array:
+            return problem.fx(x, y, rows) - problem.gxy(x, y, rows, u)
+
+        def residual(x: Array, y: Array) -> Array:
+            return problem.gyy(x, y, rows, u) - problem.fy(x, y, rows)
+
+        d = hypergradient(x, y)
         v = unit(d)
-        y_turned = -solve(jax.jvp(lambda x: problem.gy(x, y, rows), (x,), (v,))[1])
-        u_turned = -solve(jax.jvp(lambda x, y: residual(x, y, u), (x, y), (v, y_turned))[1])
-        turned = jax.jvp(hypergradient, (x, y, u), (v, y_turned, u_turned))[1]
-        return Answer(d, squared(turned), problem.upper_loss(x, y, rows), squared(fy), squared(residual(x, y, u)))
+        y_turned = -solve(jax.grad(lambda y: jnp.vdot(problem.gx(x, y, rows), v))(y))
+
+        def along(x: Array, y: Array) -> Array:
+            return jnp.vdot(hypergradient(x, y), v) - jnp.vdot(residual(x, y), y_turned)
+
+        in_x, in_y = jax.grad(along, (0, 1))(x, y)
+        turned = in_x - problem.gxy(x, y, rows, solve(in_y))
+        return Answer(d, squared(turned), problem.upper_loss(x, y, rows), squared(fy), squared(residual(x, y)))
+
+    @at_client
+    def own_y_and_answer(self, client: Client, x: Array, y: Array) -> tuple[Array, Answer]:
+        """y_m and what is to be sent, which stay at the client."""
+        problem, rows = client.problem, client.whole()
+        y = self.solution(problem, rows, x, y)
+        return y, self.answer(problem, rows, x, y)
+
+    @at_client
+    def shared(self, client: Client, result: tuple[Array, Answer]) -> Answer:
+        """The part that is sent."""
+        return result[1]
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         zero = jnp.zeros((), x.dtype)
-        return State(x, clients.everyone().map(self.first_y, y), jnp.zeros_like(x), jnp.int32(0), zero, Pace.first(x))
+        own = clients.everyone().map(self.first_y, y)
+        return State(x, jnp.zeros_like(x), jnp.int32(0), zero, zero, Pace.first(x), own)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
-        x, t = state.x, state.t.astype(state.x.dtype)
+        x, m, count, curvature, apart, pace, y = state
+        t = count.astype(x.dtype)
         S = clients.draw()
-        y = S.map(self.own_y, x, S.take(state.y))
-        nothing = jnp.zeros_like(state.curvature)
-        around = Answer(jnp.zeros_like(x), nothing, state.pace.last_loss, nothing, nothing)
-        seen = S.mean(self.answer, x, y, around=around)
+        result = S.map(self.own_y_and_answer, x, S.take(y))
+        zero = jnp.zeros((), x.dtype)
+        seen = S.mean(self.shared, result, around=Answer(jnp.zeros_like(x), zero, pace.last_loss, zero, zero))
 
-        m = average(self.beta, state.m, seen.d)
+        m = average(self.beta, m, seen.d)
         along = m / (1 - self.beta ** (t + 1))
-        curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(seen.turned))
-        step = ratio(state.pace.p * self.c * jnp.minimum(1, (t + 1) / START), curvature)
+        curvature = jnp.maximum(FADE * curvature, jnp.sqrt(seen.turned))
+        step = ratio(pace.p * self.c * jnp.minimum(1, (t + 1) / START), curvature) / (1 + apart / APART)
         clients.report(
             hypergradient_norm=jnp.linalg.norm(along),
             step_x=step,
-            pace=state.pace.p,
+            pace=pace.p,
             unsolved=jnp.sqrt(ratio(seen.left, seen.fy)),
         )
-        after = state._replace(
-            x=x - step * along,
-            m=m,
-            t=state.t + 1,
-            curvature=curvature,
-            pace=state.pace.after(t, self.beta, x, seen.d, along, seen.loss),
-        )
-        kept = jax.tree.map(lambda new, old: jnp.where(jnp.any(S.active), new, old), after._replace(y=()), state._replace(y=()))
-        return kept._replace(y=S.put(state.y, y))
+        pace = pace.after(t, self.beta, x, seen.d, along, seen.loss)
+        new = x - step * along, m, count + 1, curvature, apart + ~pace.averages.agree(along), pace
+        return State._make((*if_any(S.active, new, state[:-1]), S.put(y, result[0])))
 
     def rounds(self, key: Array, size: int) -> int:
         return 1
