@@ -74,4 +74,4 @@ BUNDLED = {
 }
 
 ALGORITHMS = Registry("algorithm", BUNDLED)
-DEFAULTS = {"global": "fedpace", "local": "fedbio-local"}  # kind of lower level -> for those who name no algorithm
+DEFAULTS = {"global": "fedpace", "local": "fedpace-local"}  # kind of lower level -> for those who name no algorithm

@@ -57,13 +57,11 @@ class State(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client sends; lengths are squared."""
+    """What a client sends."""
 
     d: Array  # D_m
-    turned: Array  # ∇²h_m v
+    turned: Array  # |∇²h_m v|²
     loss: Array  # f_m
-    fy: Array  # ∇_y f_m
-    left: Array  # ∇_y f_m - H u
 
 
 @algorithm
@@ -75,7 +73,6 @@ class FedPaceLocal(Algorithm):
         **HYPERGRADIENT_NORM,
         "step_x": "x's step in force",
         "pace": "p, x's pace",
-        "unsolved": "|∇_y f - H u| / |∇_y f|: what conjugate gradients leave of the clients' linear systems",
     }
 
     newton_steps: int = count(2, "N, steps of Newton's method in a round", source="ours")
@@ -110,8 +107,7 @@ class FedPaceLocal(Algorithm):
         def solve(v: Array) -> Array:
             return conjugate_gradients(lambda w: problem.gyy(x, y, rows, w), v, self.products)
 
-        fy = problem.fy(x, y, rows)
-        u = solve(fy)
+        u = solve(problem.fy(x, y, rows))
 
         def hypergradient(x: Array, y: Array) -> Array:
             return problem.fx(x, y, rows) - problem.gxy(x, y, rows, u)
@@ -128,7 +124,7 @@ class FedPaceLocal(Algorithm):
 
         in_x, in_y = jax.grad(along, (0, 1))(x, y)
         turned = in_x - problem.gxy(x, y, rows, solve(in_y))
-        return Answer(d, squared(turned), problem.upper_loss(x, y, rows), squared(fy), squared(residual(x, y)))
+        return Answer(d, squared(turned), problem.upper_loss(x, y, rows))
 
     @at_client
     def own_y_and_answer(self, client: Client, x: Array, y: Array) -> tuple[Array, Answer]:
@@ -152,19 +148,14 @@ class FedPaceLocal(Algorithm):
         t = count.astype(x.dtype)
         S = clients.draw()
         result = S.map(self.own_y_and_answer, x, S.take(y))
-        zero = jnp.zeros((), x.dtype)
-        seen = S.mean(self.shared, result, around=Answer(jnp.zeros_like(x), zero, pace.last_loss, zero, zero))
+        around = Answer(jnp.zeros_like(x), jnp.zeros_like(curvature), pace.last_loss)
+        seen = S.mean(self.shared, result, around=around)
 
         m = average(self.beta, m, seen.d)
         along = m / (1 - self.beta ** (t + 1))
         curvature = jnp.maximum(FADE * curvature, jnp.sqrt(seen.turned))
         step = ratio(pace.p * self.c * jnp.minimum(1, (t + 1) / START), curvature) / (1 + apart / APART)
-        clients.report(
-            hypergradient_norm=jnp.linalg.norm(along),
-            step_x=step,
-            pace=pace.p,
-            unsolved=jnp.sqrt(ratio(seen.left, seen.fy)),
-        )
+        clients.report(hypergradient_norm=jnp.linalg.norm(along), step_x=step, pace=pace.p)
         pace = pace.after(t, self.beta, x, seen.d, along, seen.loss)
         new = x - step * along, m, count + 1, curvature, apart + ~pace.averages.agree(along), pace
         return State._make((*if_any(S.active, new, state[:-1]), S.put(y, result[0])))
