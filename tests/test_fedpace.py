@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import trajectory
 
 import fedbilevel as fb
 from fedbilevel.algorithms.fedpace import SHORTEST
@@ -28,17 +29,7 @@ def first_state(population, x, y):
     return jax.jit(SimulatedEngine(population, Everyone()).init)(ALGORITHM, x, y, jax.random.key(0)).state
 
 
-@partial(jax.jit, static_argnames="steps")
-def states(simulator, x, y, steps):
-    """All states of a run, stacked."""
-    key = jax.random.key(0)
-
-    def step(state, t):
-        state = simulator.step(ALGORITHM, state, jax.random.fold_in(key, t)).state
-        return state, state
-
-    start = simulator.init(ALGORITHM, x, y, jax.random.fold_in(key, steps)).state
-    return jax.lax.scan(step, start, jnp.arange(steps))[1]
+states = partial(trajectory, ALGORITHM)
 
 
 def assert_finite(tree):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import trajectory
 
 from fedbilevel.algorithms.fedpace_local import FedPaceLocal
 from fedbilevel.algorithms.pace import if_any
@@ -21,16 +22,7 @@ ALGORITHM = FedPaceLocal()
 SIZE, WAYS = 4, 3
 
 
-@partial(jax.jit, static_argnames="steps")
-def states(simulator, x, y, steps):
-    """All states of a run, stacked."""
-    key = jax.random.key(0)
-
-    def step(state, t):
-        state = simulator.step(ALGORITHM, state, jax.random.fold_in(key, t)).state
-        return state, state
-
-    return jax.lax.scan(step, simulator.init(ALGORITHM, x, y, key).state, jnp.arange(steps))[1]
+states = partial(trajectory, ALGORITHM)
 
 
 def errors(task, participation, steps):

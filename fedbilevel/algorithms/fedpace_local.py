@@ -10,11 +10,10 @@ gradients, which need no step size. a is 1, and smaller where the step would lea
 
 It also sends how much D_m turns as x moves, |∇²h_m v|² with h_m(x) = f_m(x, y_m*(x)) and v = D_m / |D_m|: as x moves along v,
 
-    y' = -H⁻¹ ∇_y ⟨∇_x g_m, v⟩,    u' = H⁻¹ ∇_y a,    ∇²h_m v = ∇_x a - ∇²_xy g_m u',
-    with a(x, y) = ⟨D_m, v⟩ - ⟨H u - ∇_y f_m, y'⟩ for constant u, v and y'.
+    y' = -H⁻¹ ∇_y ⟨∇_x g_m, v⟩,    u' = H⁻¹ ∇_y s,    ∇²h_m v = ∇_x s - ∇²_xy g_m u',
+    with s(x, y) = ⟨D_m, v⟩ - ⟨H u - ∇_y f_m, y'⟩ for constant u, v and y'.
 
-The server averages over rounds, m ← β m + (1 - β) mean_S D_m,
-and in round t = 1, 2, ... moves
+The server averages over rounds, m ← β m + (1 - β) mean_S D_m, and in round t = 1, 2, ... moves
 
     x ← x - p c / ((1 + n / 20) L) · m / (1 - β^t),    L the largest √(mean_S |∇²h_m v|²) of late,
 
@@ -119,10 +118,10 @@ class FedPaceLocal(Algorithm):
         v = unit(d)
         y_turned = -solve(jax.grad(lambda y: jnp.vdot(problem.gx(x, y, rows), v))(y))
 
-        def along(x: Array, y: Array) -> Array:
+        def slope(x: Array, y: Array) -> Array:
             return jnp.vdot(hypergradient(x, y), v) - jnp.vdot(residual(x, y), y_turned)
 
-        in_x, in_y = jax.grad(along, (0, 1))(x, y)
+        in_x, in_y = jax.grad(slope, (0, 1))(x, y)
         turned = in_x - problem.gxy(x, y, rows, solve(in_y))
         return Answer(d, squared(turned), problem.upper_loss(x, y, rows))
 
