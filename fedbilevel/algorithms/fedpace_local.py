@@ -8,17 +8,19 @@ Newton's method from its last y_m,
 and sends its hypergradient D_m = ∇_x f_m - ∇²_xy g_m u with u = H⁻¹ ∇_y f_m. Products with H⁻¹ are K steps of conjugate
 gradients, which need no step size. a is 1, and smaller where the step would lead far beyond the least g_m on its way.
 
-It also sends how much D_m turns as x moves, |∇²h_m v|² with h_m(x) = f_m(x, y_m*(x)) and v = D_m / |D_m|: as x moves along v,
+It also sends how much D_m turns as x moves along it, |∇²h_m v|² with h_m(x) = f_m(x, y_m*(x)) and v = D_m / |D_m|. As x moves
+along v, y_m moves along q and u along w:
 
-    y' = -H⁻¹ ∇_y ⟨∇_x g_m, v⟩,    u' = H⁻¹ ∇_y s,    ∇²h_m v = ∇_x s - ∇²_xy g_m u',
-    with s(x, y) = ⟨D_m, v⟩ - ⟨H u - ∇_y f_m, y'⟩ for constant u, v and y'.
+    q = -H⁻¹ ∇_y (vᵀ ∇_x g_m),    w = H⁻¹ ∇_y s,    ∇²h_m v = ∇_x s - ∇²_xy g_m w,
+    s(x, y) = vᵀ D_m - qᵀ (H u - ∇_y f_m)    with u, v and q constant.
 
 The server averages over rounds, m ← β m + (1 - β) mean_S D_m, and in round t = 1, 2, ... moves
 
-    x ← x - p c / ((1 + n / 20) L) · m / (1 - β^t),    L the largest √(mean_S |∇²h_m v|²) of late,
+    x ← x - p c / ((1 + n / 20) L) · m / (1 - β^t),    L² = mean_S |∇²h_m v|²,
 
-with FedPace's pace p (`pace`) and n the rounds so far that did not agree on x's direction: the noise of changing cohorts dies
-down. Scaling x, y, f or g by a constant changes nothing but rounding. A round in which nobody takes part changes nothing.
+with the largest L of late, FedPace's pace p (`pace`), and n the rounds so far that did not agree on x's direction: so the noise
+of changing cohorts dies down. Scaling x, y, f or g by a constant changes nothing but rounding, and a round in which nobody
+takes part changes nothing.
 """
 
 from __future__ import annotations
@@ -89,14 +91,14 @@ class FedPaceLocal(Algorithm):
 
         def newton_step(_: Any, y: Array) -> Array:
             gradient = problem.gy(x, y, rows)
-            s = conjugate_gradients(lambda v: problem.gyy(x, y, rows, v), gradient, self.products)
-            slope = jnp.vdot(gradient, s)
+            along = conjugate_gradients(lambda v: problem.gyy(x, y, rows, v), gradient, self.products)
+            slope = jnp.vdot(gradient, along)
 
             def shortened(_: Any, a: Array) -> Array:
-                after = jnp.vdot(problem.gy(x, y - a * s, rows), s)
+                after = jnp.vdot(problem.gy(x, y - a * along, rows), along)
                 return jnp.where(after < -slope / 2, a * ratio(slope, slope - after), a)
 
-            return y - iterate(TRIALS, shortened, jnp.ones_like(slope)) * s
+            return y - iterate(TRIALS, shortened, jnp.ones_like(slope)) * along
 
         return iterate(self.newton_steps, newton_step, y)
 
@@ -116,13 +118,13 @@ class FedPaceLocal(Algorithm):
 
         d = hypergradient(x, y)
         v = unit(d)
-        y_turned = -solve(jax.grad(lambda y: jnp.vdot(problem.gx(x, y, rows), v))(y))
+        q = -solve(jax.grad(lambda y: jnp.vdot(problem.gx(x, y, rows), v))(y))
 
-        def slope(x: Array, y: Array) -> Array:
-            return jnp.vdot(hypergradient(x, y), v) - jnp.vdot(residual(x, y), y_turned)
+        def s(x: Array, y: Array) -> Array:
+            return jnp.vdot(v, hypergradient(x, y)) - jnp.vdot(q, residual(x, y))
 
-        in_x, in_y = jax.grad(slope, (0, 1))(x, y)
-        turned = in_x - problem.gxy(x, y, rows, solve(in_y))
+        s_x, s_y = jax.grad(s, (0, 1))(x, y)
+        turned = s_x - problem.gxy(x, y, rows, solve(s_y))
         return Answer(d, squared(turned), problem.upper_loss(x, y, rows))
 
     @at_client
