@@ -58,11 +58,10 @@ solution = fb.solve(
     y,
     lower=training,
     upper=validation,
-    batch_size=32,
     metrics=accuracies,
-    rounds=400,
-    every=100,
-    algorithm=fb.FedBiOLocal(eta=0.2, gamma=0.5, tau=0.3, neumann_order=5, local_steps=5),
+    rounds=100,
+    every=25,
+    algorithm=fb.FedPaceLocal(),
 )
 for row in solution.history:
     print(f"round {row['rounds']:4d}: accuracy {row['mean_accuracy']:.3f}, of the worst client {row['worst_accuracy']:.3f}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedbioacc import FedBiOAcc as FedBiOAcc
     from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
     from fedbilevel.algorithms.fedpace import FedPace as FedPace
+    from fedbilevel.algorithms.fedpace_local import FedPaceLocal as FedPaceLocal
     from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
     from fedbilevel.core.aggregation import Aggregation as Aggregation

@@ -1,7 +1,9 @@
 """Small federations that several tests use."""
 
 import dataclasses
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,3 +59,16 @@ class MemoryStore:
 
 def add(a, b):
     return type(a)(*(p + q for p, q in zip(a, b, strict=True)))
+
+
+@partial(jax.jit, static_argnames="steps")
+def trajectory(algorithm, simulator, x, y, steps):
+    """All states of a run, stacked."""
+    key = jax.random.key(0)
+
+    def step(state, t):
+        state = simulator.step(algorithm, state, jax.random.fold_in(key, t)).state
+        return state, state
+
+    start = simulator.init(algorithm, x, y, jax.random.fold_in(key, steps)).state
+    return jax.lax.scan(step, start, jnp.arange(steps))[1]

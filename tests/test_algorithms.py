@@ -33,6 +33,7 @@ LOWER = dict(beta=0.5, lower_rounds=20)
 STORM = dict(eta=0.1, delta=1.0)
 TABLE = {
     "fedpace": (dict(), 2000, 1e-5, "global"),
+    "fedpace-local": (dict(), 600, 1e-6, "local"),
     "simfbo": (dict(gamma_x=0.05), 4000, 1e-6, "global"),
     "shrofbo": (
         dict(gamma_x=0.05, eta_x=1e-9, eta_y=1e-9, eta_u=1e-9, gamma_y=0.2, gamma_u=0.2, spread=2),

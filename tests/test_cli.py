@@ -171,7 +171,7 @@ def test_run_writes_a_folder_per_algorithm_a_table_and_a_picture(run, tmp_path):
     assert code == 0 and out == "page: report.html\n" and (tmp_path / "report.html").stat().st_size > 1_000_000
 
 
-@pytest.mark.parametrize(("lower_level", "algorithm"), [("global", "fedpace"), ("local", "fedbio-local")])
+@pytest.mark.parametrize(("lower_level", "algorithm"), [("global", "fedpace"), ("local", "fedpace-local")])
 def test_without_the_name_of_an_algorithm_the_lower_level_chooses_it(run, tmp_path, lower_level, algorithm):
     code, _, err = run("run", "quadratic", "--knob", f"lower_level={lower_level}", *SMALL, "--out", "here")
     assert code == 0, err

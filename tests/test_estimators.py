@@ -9,7 +9,15 @@ import pytest
 from federations import weighted
 
 import fedbilevel as fb
-from fedbilevel.algorithms.estimators import Sparse, compressed, corrected_descent, local_direction, neumann, unbiased
+from fedbilevel.algorithms.estimators import (
+    Sparse,
+    compressed,
+    conjugate_gradients,
+    corrected_descent,
+    local_direction,
+    neumann,
+    unbiased,
+)
 from fedbilevel.algorithms.storm import storm
 from fedbilevel.core.participation import Uniform
 from fedbilevel.core.problem import Pair
@@ -50,6 +58,21 @@ def test_neumann_with_independent_hessians_is_unbiased_for_the_truncated_series(
 
     estimates = jax.vmap(estimate)(jax.random.split(jax.random.key(0), KEYS))
     within_standard_error(estimates, series(A.mean(0), v, step, terms))
+
+
+@pytest.mark.parametrize("condition", [1.0, 1000.0])
+def test_conjugate_gradients_give_the_inverse_and_stop_there(condition):
+    A = Quadratic(condition=condition).coefficients().A[0]
+    for rhs in (np.arange(8.0), np.zeros(8)):
+        found = conjugate_gradients(lambda v: jnp.asarray(A) @ v, jnp.asarray(rhs), 30)
+        np.testing.assert_allclose(found, np.linalg.solve(A, rhs), rtol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_conjugate_gradients_go_downhill_whatever_the_matrix_is(seed):
+    half, rhs = np.random.default_rng(seed).standard_normal((2, 6, 6))
+    found = conjugate_gradients(lambda v: jnp.asarray(half + half.T) @ v, jnp.asarray(rhs[0]), 20)
+    assert np.isfinite(found).all() and rhs[0] @ found > 0
 
 
 def test_neumann_tends_to_the_inverse():

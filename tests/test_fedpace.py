@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import trajectory
 
 import fedbilevel as fb
 from fedbilevel.algorithms.fedpace import SHORTEST
-from fedbilevel.core.curvature import PRODUCTS, extreme_curvatures, probe, ratio, unit
+from fedbilevel.core.curvature import PRODUCTS, derivative_along, extreme_curvatures, probe, ratio, unit
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Problem
@@ -28,17 +29,7 @@ def first_state(population, x, y):
     return jax.jit(SimulatedEngine(population, Everyone()).init)(ALGORITHM, x, y, jax.random.key(0)).state
 
 
-@partial(jax.jit, static_argnames="steps")
-def states(simulator, x, y, steps):
-    """All states of a run, stacked."""
-    key = jax.random.key(0)
-
-    def step(state, t):
-        state = simulator.step(ALGORITHM, state, jax.random.fold_in(key, t)).state
-        return state, state
-
-    start = simulator.init(ALGORITHM, x, y, jax.random.fold_in(key, steps)).state
-    return jax.lax.scan(step, start, jnp.arange(steps))[1]
+states = partial(trajectory, ALGORITHM)
 
 
 def assert_finite(tree):
@@ -128,6 +119,17 @@ def test_extreme_curvatures_of_a_matrix_of_few_eigenvalues(rank, ridge, dtype):
     largest, least = jax.jit(lambda: extreme_curvatures(lambda v: matrix @ v, jnp.zeros(80, dtype)))()
     values = np.linalg.eigvalsh(matrix.astype(float))
     np.testing.assert_allclose([largest, least], [values.max(), values.min()], rtol=1e-4, atol=1e-5)
+
+
+def curve(x):
+    return {"sine": jnp.sin(x[:2] * x[1:]), "sum": jnp.sum(x**3)}
+
+
+def test_a_derivative_along_a_direction_is_that_of_forward_mode():
+    x, v = jax.random.normal(jax.random.key(0), (2, 3))
+    value, found = derivative_along(curve, x, v)
+    expected = jax.jvp(curve, (x,), (v,))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), (value, found), expected)
 
 
 def test_ratios_and_directions_at_zero_are_zero():
@@ -229,3 +231,24 @@ def test_vanishing_gradients_give_finite_numbers(f, g):
     for tilts, y in itertools.product((1, 0), (1.0, 0.0)):
         population = Population.build(Problem(f, g), CENTERS, [tilts * tilt for tilt in TILTS])
         assert_finite(states(SimulatedEngine(population, Everyone()), jnp.zeros(3), jnp.full(3, y), 150))
+
+
+@jax.custom_vjp
+def softened(y):
+    return jnp.log(jnp.cosh(y))
+
+
+softened.defvjp(lambda y: (softened(y), y), lambda y, w: (w * jnp.tanh(y),))
+
+
+def test_losses_may_have_custom_derivatives():
+    """Forward mode is refused for them."""
+
+    def population(soft):
+        return Population.build(Problem(upper, lambda x, y, tilt: lower(x, y, tilt) + jnp.sum(soft(x * y))), CENTERS, TILTS)
+
+    own, plain = (
+        states(SimulatedEngine(population(soft), Everyone()), jnp.ones(3), jnp.ones(3), 30)
+        for soft in (softened, lambda y: jnp.log(jnp.cosh(y)))
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), own, plain)

@@ -429,6 +429,28 @@ def fedpace(a, F, x, y, keys, box=np.inf):
         yield [*reported, x, y, u, *m, t, *measured, *pace.leaves()]
 
 
+def fedpace_local(a, F, x, y, keys):
+    """FedPace-Local's docstring with exact inverses, which solve a quadratic lower level in one step."""
+    m, L, apart, pace = 0, 0.0, 0, Pace(a.beta, x)
+    for t in range(1, len(keys) + 1):
+        ys, d, turned, loss = [], [], [], []
+        for c in F:
+            y = np.linalg.solve(c.A, c.B @ x + c.b)
+            d.append(c.fx(x, y) - c.gxy(x, y, np.linalg.solve(c.A, c.fy(x, y))))
+            J, v = np.linalg.solve(c.A, c.B), d[-1] / np.linalg.norm(d[-1])
+            turned.append(square(RIDGE * v + J.T @ J @ v))
+            loss.append(c.f(x, y))
+            ys.append(y)
+        m = a.beta * m + (1 - a.beta) * F.mean(d)
+        along = m / (1 - a.beta**t)
+        L = max(0.98 * L, np.sqrt(F.mean(turned)))
+        step = pace.p * a.c * min(1, t / 10) / L / (1 + apart / 20)
+        pace.after(x, F.mean(d), along, F.mean(loss))
+        apart += 2 * square(along) <= pace.averages[0]
+        x = x - step * along
+        yield [x, m, t, L, apart, *pace.leaves(), np.stack(ys)]
+
+
 def fedavg(a, F, x, y, keys):
     """Local SGD on y; x stays."""
     for _ in keys:
@@ -605,10 +627,11 @@ CASES = [
     ("cm-soba", SOBA | dict(one_in=1), soba),  # what a client leaves out is random: see test_estimators.py
     *(("ef-soba", SOBA | dict(one_in=one_in), soba) for one_in in (1, 4)),
     ("fedavg", dict(local_steps=3, gamma=0.3), fedavg),
+    ("fedpace-local", dict(), fedpace_local),
     ("fedpace", dict(minibatches=2), fedpace),
     ("fedpace", dict(minibatches=2, beta=0.7, c=3.0, c_x=1.0, phi=0.5), fedpace),
 ]
-STEPS = {fbo_aggitd: 10, fedmbo: 10, fedpace: 80}
+STEPS = {fbo_aggitd: 10, fedmbo: 10, fedpace: 80, fedpace_local: 80}
 
 
 def start():

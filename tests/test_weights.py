@@ -98,6 +98,7 @@ EXACT = [
     ("fednest", SVRG | NEUMANN, "x y", 5, 4),
     ("fbo-aggitd", SVRG, "y", 1, 6),  # its x is biased: one cohort serves the whole step
     ("fbo-aggitd", DOUBLE | dict(lower_solver="fedavg"), "y", 1, 6),
+    ("fedpace-local", dict(newton_steps=1, products=3), "m", 1, 6),
     ("fedpace", dict(minibatches=2), "m", 1, 6),  # what it moves along; how far depends on what S measures
 ]
 VARIANTS = [  # momenta and lower solvers whose code another method above has run

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.core.clients import Client, iterate
+from fedbilevel.core.curvature import ratio, squared
 from fedbilevel.core.problem import Pair, Point
 
 
@@ -24,6 +25,25 @@ def neumann(hessian: Callable[[Any, Array], Array], v: Array, step: Array | floa
         return power, total + power
 
     return step * iterate(terms - 1, term, (v, v))[1]
+
+
+def conjugate_gradients(product: Callable[[Array], Array], rhs: Array, steps: int) -> Array:
+    """H⁻¹ rhs by steps of conjugate gradients from 0, where `product(v)` is H v.
+
+    A direction along which H does not bend upwards is followed as if it did, and is the last: so the answer v has rhsᵀv ≥ 0
+    whatever H is.
+    """
+
+    def step(_: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        v, left, along = carry
+        image = product(along)
+        bend, length = jnp.vdot(along, image), squared(left)
+        size = ratio(length, jnp.abs(bend))
+        new = left - size * image
+        ahead = (bend > 0) * (new + ratio(squared(new), length) * along)
+        return v + size * along, new, ahead
+
+    return iterate(steps, step, (jnp.zeros_like(rhs), rhs, rhs))[0]
 
 
 def neumann_hypergradient(

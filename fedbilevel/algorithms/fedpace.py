@@ -41,9 +41,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
-from fedbilevel.algorithms.pace import Pace, average, averaged
+from fedbilevel.algorithms.pace import FADE, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
-from fedbilevel.core.curvature import extreme_curvatures, probe, ratio, squared, unit
+from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem
 from fedbilevel.core.sets import EVERYWHERE
 from fedbilevel.settings import count, real, step_size
@@ -51,7 +51,6 @@ from fedbilevel.settings import count, real, step_size
 CONVEX = 1e-4  # of the largest curvature: negative curvature below that is rounding
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
 Y_START, X_START = 20, 50  # rounds until a step has its full length
-FADE = 0.98  # of a measured curvature from round to round
 HEARD = 10  # times the noise of D_y: what is heard of f in it
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 
@@ -149,11 +148,10 @@ class FedPace(Algorithm):
         """The curvatures of g in y and the first gradients, on a minibatch."""
         problem, batch = client.problem, client.batch()
         largest, least = extreme_curvatures(lambda v: problem.gyy(x, y, batch, v), y)
-        fy, fyy = jax.linearize(lambda y: problem.fy(x, y, batch), y)
-        bends = ratio(extreme_curvatures(fyy, y)[0], largest)
+        bends = ratio(extreme_curvatures(lambda v: derivative_along(lambda y: problem.fy(x, y, batch), y, v)[1], y)[0], largest)
         upper, lower = client.rows
         rows = upper.astype(y.dtype) / lower
-        return Look(largest, least, bends, rows, squared(problem.gy(x, y, batch)), squared(fy))
+        return Look(largest, least, bends, rows, squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch)))
 
     @at_client
     def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
@@ -169,7 +167,11 @@ class FedPace(Algorithm):
         d, fx, fy, loss = jax.tree.map(lambda a: a / self.minibatches, iterate(self.minibatches, add, zeros))
         batch = client.batch()
         v = problem.gyy(z.x, z.y, batch, unit(d.y) + probe(d.y))
-        own, turned = jax.jvp(lambda x: self.direction(problem, z._replace(x=x), batch, delta, secant)[0], (z.x,), (unit(d.x),))
+
+        def direction_at(x: Array) -> Point:
+            return self.direction(problem, z._replace(x=x), batch, delta, secant)[0]
+
+        own, turned = derivative_along(direction_at, z.x, unit(d.x))
         lengths = problem.gyy(z.x, z.y, batch, v), v, turned.x, turned.y, own.y, fy, fx, d.x - fx
         return d, Measured(*map(squared, lengths)), loss
 
@@ -252,7 +254,7 @@ class FedPace(Algorithm):
             averages=averages,
             pace=pace,
         )
-        return jax.tree.map(lambda new, old: jnp.where(jnp.any(cohort.active), new, old), new, state)
+        return if_any(cohort.active, new, state)
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

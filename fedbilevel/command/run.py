@@ -72,7 +72,7 @@ def run(
         list[str] | None,
         typer.Argument(
             help="Algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME. "
-            "Unless given, fedpace, which needs no tuning, or fedbio-local for a local lower level.",
+            "Unless given, fedpace, or fedpace-local for a local lower level: they need no tuning.",
             autocompletion=completing(ALGORITHMS),
             metavar="[ALGORITHM]...",
         ),

@@ -1,12 +1,15 @@
-"""How strongly a symmetric matrix bends, seen through its products with vectors alone."""
+"""How strongly functions bend, seen through products of their second derivatives with vectors alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from fedbilevel.core.problem import Tree
 
 PRODUCTS = 30  # of the matrix: enough for the ends of a spectrum, which Lanczos' method finds first
 ROUNDING = 100  # in units of the last place of the matrix: a new direction that is shorter is rounding
@@ -30,6 +33,13 @@ def unit(v: Array) -> Array:
 def probe(like: Array) -> Array:
     """A direction of the same size that is always the same, and as good as random."""
     return unit(jnp.sin(1.0 + jnp.arange(like.size, dtype=like.dtype)))
+
+
+def derivative_along(function: Callable[[Array], Tree], at: Array, v: Array) -> tuple[Tree, Tree]:
+    """The function's value and its derivative along v, by reverse mode alone: losses may have custom derivatives."""
+    value, pull = jax.vjp(function, at)
+    _, push = jax.vjp(lambda w: pull(w)[0], jax.tree.map(jnp.zeros_like, value))
+    return value, push(v)[0]
 
 
 def extreme_curvatures(product: Callable[[Array], Array], like: Array) -> tuple[Array, Array]:

@@ -69,7 +69,7 @@ def solve(
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: a name in `fedbilevel.ALGORITHMS`, or an instance; for a local lower level every client has its own y.
-            Unless given, it is `FedPace`, which needs no tuning, or `FedBiOLocal` for a `Task` with a local lower level.
+            Unless given, it is `FedPace`, which needs no tuning, or `FedPaceLocal` for a `Task` with a local lower level.
         rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
