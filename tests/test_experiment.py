@@ -93,6 +93,19 @@ def created(path, configuration):
     return folder
 
 
+def test_seconds_begin_when_all_is_compiled(monkeypatch):
+    clock, compiling, advance = [0.0], [1000.0], SimulatedEngine.advance
+
+    def slow_at_first(self, *args):
+        clock[0] += compiling.pop() if compiling else 1
+        return advance(self, *args)
+
+    monkeypatch.setattr(experiment_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(SimulatedEngine, "advance", slow_at_first)
+    rows = [moment.row() for moment in simulation(TASK, fb.SimFBO(), rounds=4, every=2).run() if moment.metrics]
+    assert rows[0]["seconds"] == 0 < rows[-1]["seconds"] < 10
+
+
 def without_seconds(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 

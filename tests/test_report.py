@@ -402,6 +402,23 @@ def test_a_table_leaves_out_the_two_losses_and_not_what_runs_are_compared_by():
     assert [column.header for column in made.columns] == ["run", "test loss", "rounds", "MB up", "MB down", "seconds"]
 
 
+def test_a_table_has_means_over_seeds_and_marks_the_best():
+    numbers = dict(step=1, rounds=2, bytes_up=4e6, bytes_down=4, seconds=0.1, upper_loss=3.0, lower_loss=4.0)
+
+    def run(series, seed, accuracy, status="finished"):
+        row = {**numbers, "accuracy": accuracy}
+        return Curve(f"{series}, seed {seed}", [row], status, "upper_loss", series=series, better={"accuracy": "higher"})
+
+    runs = [run("a", 1, 0.5), run("b", 1, 0.6), run("a", 2, 0.9), run("c", 1, 1.0, "diverged"), run("b", 2, 0.6)]
+    made = table(runs)
+    names, losses, accuracies, *_ = ([*column.cells] for column in made.columns)
+    assert [column.header for column in made.columns][:3] == ["run", "upper loss", "accuracy"]
+    assert names == ["a, 2 seeds", "b, 2 seeds", "c, seed 1 (diverged)"]
+    half = t.ppf(0.975, 1) * 0.2
+    assert [str(cell) for cell in accuracies] == [f"0.7 ± {half:.2g}", "0.6 ± 0", "1"]
+    assert [cell.style for cell in accuracies] == ["bold", "", ""] and str(losses[0]) == "3 ± 0"
+
+
 def test_a_band_is_students_confidence_interval_and_interpolates():
     found = band([[0, 1, 2], [0, 2], [0.5, 2]], [[0, 1, 2], [2, 4], [1, 4]])
     assert found.at == [1, 2]

@@ -29,13 +29,19 @@ def series(configurations: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return list(groups.values())
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean over seeds, and half the length of its 95 % confidence interval by Student's t."""
+    from scipy.stats import t
+
+    half = t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values)), float(half)
+
+
 def band(positions: Sequence[Sequence[float]], values: Sequence[Sequence[float]]) -> Band | None:
     """The band of several curves, by Student's t; None if they have no stretch in common.
 
     Curves with other positions than the first one's are interpolated at those.
     """
-    from scipy.stats import t
-
     if any(len(p) == 0 for p in positions):
         return None
     first, last = max(p[0] for p in positions), min(p[-1] for p in positions)
@@ -43,7 +49,5 @@ def band(positions: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
     if len(at) == 0:
         return None
     each = np.stack([np.interp(at, p, v) for p, v in zip(positions, values, strict=True)])
-    n = len(each)
-    spread = t.ppf(0.5 + CONFIDENCE / 2, n - 1) * each.std(0, ddof=1) / np.sqrt(n)
-    mean = each.mean(0)
-    return Band(*(a.tolist() for a in (at, mean, mean - spread, mean + spread)))
+    mean, half = np.transpose([interval(values) for values in each.T])
+    return Band(*(a.tolist() for a in (at, mean, mean - half, mean + half)))

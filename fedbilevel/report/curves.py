@@ -12,6 +12,7 @@ from fedbilevel.own_code import label
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.tasks.base import Better
 
 
 class Curve(NamedTuple):
@@ -22,6 +23,8 @@ class Curve(NamedTuple):
     status: str
     headline: str
     diagnostics: Collection[str] = ()  # the names of what its algorithm reports besides the metrics
+    series: str = ""  # the label of this run and of those that differ from it only in their seed
+    better: Better = {}  # noqa: RUF012 (never modified) as the task says
 
     def megabytes(self, row: dict[str, Any], *directions: str) -> float:
         """The megabytes sent in these directions up to this row."""
@@ -31,7 +34,9 @@ class Curve(NamedTuple):
 def curves(folders: Sequence[RunFolder]) -> list[Curve]:
     """Each run's curve so far; labels say how the runs differ. `InputError` if a run has no metrics yet."""
     result = []
-    for folder, name in zip(folders, labels([described(folder.configuration) for folder in folders]), strict=True):
+    settings = [described(folder.configuration) for folder in folders]
+    seedless = labels([{name: value for name, value in one.items() if name != "seed"} for one in settings])
+    for folder, name, series in zip(folders, labels(settings), seedless, strict=True):
         rows = folder.rows()
         if not rows:
             raise InputError(f"{folder.path} has no metrics yet: resume it, or leave it out")
@@ -40,7 +45,10 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
         reported: Collection[str] = ()
         with contextlib.suppress(InputError):  # settings that this version no longer has
             reported = folder.diagnostics
-        result.append(Curve(name, rows, status, folder.headline, reported))
+        better: Better = {}
+        with contextlib.suppress(InputError):  # a task that is gone
+            better = folder.configuration.task_class().better
+        result.append(Curve(name, rows, status, folder.headline, reported, series, better))
     return result
 
 

@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
     state: Any
     step: int
     totals: Totals
-    seconds: float
+    seconds: float  # since the first step, without compilation
     metrics: Numbers | None = None
     reported: Numbers = {}  # noqa: RUF012 (never modified) what the algorithm reported about the last step
 
@@ -120,19 +120,19 @@ class Experiment:
 
         There is one about every quarter of a second, and one whenever metrics are due. Raises `Diverged`.
         """
-        options, began = self.options, time.perf_counter()
+        options = self.options
         if start is None:
             with self._finite(BEFORE):
                 state, traffic, _ = self.engine.start(self.algorithm, self.task.x, self.task.y, self._key(0))
-                first = Snapshot(state, 0, Totals().plus(Traffic.of(traffic)), time.perf_counter() - began)
+                first = Snapshot(state, 0, Totals().plus(Traffic.of(traffic)), 0.0)
                 first = self.with_metrics(first, self.engine.evaluate(self.task, state))
             yield first
-            start = first._replace(seconds=0.0, metrics=None)
-        moment, before = start, start.seconds
+            start = first._replace(metrics=None)
         alone = jax.process_count() == 1  # several processes must all make the same calls, however long those take
-        key, stretch, calls = randomness.key(options.seed), 1 if alone else UNLIMITED, 0
+        key, stretch = randomness.key(options.seed), 1 if alone else UNLIMITED
         last = UNLIMITED if options.steps is None else options.steps
-        more = True
+        self.engine.advance(self.algorithm, start.state, start.step, key, Limits(1, 1, start.step, last))  # compiles
+        moment, before, began, more = start, start.seconds, time.perf_counter(), True
         while more:
             called, rounds = time.perf_counter(), moment.totals.rounds
             due = (rounds // options.every + 1) * options.every
@@ -142,14 +142,13 @@ class Experiment:
                 made = self.engine.advance(self.algorithm, moment.state, moment.step, key, limits)
             step, more = int(made.step), bool(made.more)
             now = time.perf_counter()
-            if calls and alone:  # the first call compiles
+            if alone:
                 pace = (step - moment.step) / (now - called + 1e-6)
                 stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
             reported = self.reported(made) if step > moment.step else moment.reported
             moment = Snapshot(made.state, step, moment.totals.plus(made.traffic), before + now - began, None, reported)
             if not made.finite:
                 raise Diverged(self.advice(moment, f"{_not_finite(moment.state)} not finite"))
-            calls += 1
             if not more or moment.totals.rounds >= due:
                 with self._finite(moment):
                     moment = self.with_metrics(moment, self.engine.evaluate(self.task, moment.state))

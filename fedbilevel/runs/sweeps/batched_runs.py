@@ -67,7 +67,7 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
     first = experiments[0]
     if len(experiments) == 1:
         return [_alone(first, observe)]
-    engine, task, began = simulated(first), first.task, time.perf_counter()
+    engine, task = simulated(first), first.task
     algorithms = jax.tree.map(
         lambda *leaves: jnp.stack([jnp.asarray(v, float) for v in leaves]), *(e.algorithm for e in experiments)
     )
@@ -77,6 +77,16 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
     traffic = jax.device_get(traffic)
     runs = [_Run(e, Totals().plus(_row(traffic, k))) for k, e in enumerate(experiments)]
     steps = np.zeros(len(runs), np.int32)
+    last = jnp.int32(UNLIMITED if first.options.steps is None else first.options.steps)
+
+    def advanced(pause: Array) -> Stretch:
+        due = jnp.asarray([run.rounds_until_due() for run in runs], jnp.int32)
+        budget = jnp.asarray([run.budget() for run in runs], jnp.int32)
+        return _advance(engine, algorithms, states, jnp.asarray(steps), keys, Limits(due, budget, pause, last))
+
+    task.evaluate_each(states.x, revealed(states.y))
+    advanced(jnp.int32(0))  # both compile
+    began = time.perf_counter()
     while True:
         values = jax.device_get(task.evaluate_each(states.x, revealed(states.y)))
         for k, run in enumerate(runs):
@@ -86,11 +96,7 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
         if not running:
             return [Outcome(run.rows, run.status or FINISHED, run.reason) for run in runs]
         observe(min(run.totals.rounds for run in running))
-        due = jnp.asarray([run.rounds_until_due() for run in runs], jnp.int32)
-        budget = jnp.asarray([run.budget() for run in runs], jnp.int32)
-        last = jnp.int32(UNLIMITED if first.options.steps is None else first.options.steps)
-        limits = Limits(due, budget, last, last)
-        made = _advance(engine, algorithms, states, jnp.asarray(steps), keys, limits)
+        made = advanced(last)
         states, made = made.state, jax.device_get(made._replace(state=None))
         steps = made.step
         for k, run in enumerate(runs):
