@@ -138,6 +138,7 @@ RUNS = {
     "sampled": [*LOCAL[:-1], "200", "--clients-per-round", "2"],
     "long": [*LOCAL[:-1], "1600"],
     "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
+    "secure": ["quadratic", "fedbio", *SMALL, "--rounds", "30", "--aggregate", "secure-sum"],
     "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
 }
 
@@ -180,13 +181,32 @@ def assert_equal(deployed, simulated):
     """
     assert len(deployed) == len(simulated)
     for ours, theirs in zip(deployed, simulated, strict=True):
-        for name in ("step", "rounds", "floats_up", "floats_down"):
+        for name in ("step", "rounds", "floats_up", "floats_down", "bytes_up", "bytes_down"):
             assert ours[name] == theirs[name]
         names = [n for n in ours if n in theirs and n not in REPORTED]
         assert {"upper_loss", "lower_loss"} <= set(names)
         np.testing.assert_allclose([ours[n] for n in names], [theirs[n] for n in names], rtol=1e-5)
         reported = [n for n in REPORTED if n in theirs]
         np.testing.assert_allclose([ours[n] for n in reported], [theirs[n] for n in reported], rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_sites_that_insist_on_secure_sums_have_them_and_nothing_else(federation, simulated, tmp_path):
+    for site in SITES:
+        with (federation.folder / site / "local" / "site.toml").open("a") as file:
+            file.write("[policy]\nsecure_sum = true\nat_least = 3\n")
+    try:
+        plain = [*RUNS["secure"][:-2], "--federation", federation.folder]
+        refused = command("run", *plain, "--out", tmp_path / "plain", check=False)
+        assert "this site insists on secure sums, but the run's aggregation is Mean: refused" in refused.stderr
+        command("run", *RUNS["secure"], "--federation", federation.folder, "--out", tmp_path / "secure")
+    finally:
+        federation.serve()
+    ours, theirs = rows(tmp_path / "secure"), rows(simulated("secure"))
+    assert all(row.get("drift") is None for row in (*ours, *theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        names = [name for name in b if name != "drift"]
+        np.testing.assert_allclose([a[n] for n in names], [b[n] for n in names], rtol=1e-4)
 
 
 @pytest.mark.slow
