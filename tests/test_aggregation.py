@@ -51,7 +51,7 @@ def one_step(engine, algorithm, task):
     return (jax.jit(both) if isinstance(engine, SimulatedEngine) else both)(algorithm, task.x, task.y)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbioacc"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedbioacc", marks=pytest.mark.slow)])
 def test_a_rule_replaces_the_mean_in_both_engines(name):
     task, algorithm = Quadratic(clients=5, noise=0.3).build(), ALGORITHMS[name].configure(name, {})
     plain, ours = (SimulatedEngine(task.population, Uniform(3), aggregation=rule) for rule in (Mean(), Largest(plus=0.1)))
@@ -197,6 +197,7 @@ def test_the_command_takes_rules_and_liars_and_stores_them(tmp_path):
     assert Configuration.read(folder.configuration.plain()) == folder.configuration
 
 
+@pytest.mark.slow
 def test_a_rule_of_the_users_own_file_runs_by_name(tmp_path):
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
     (tmp_path / "mine.py").write_text(code)

@@ -85,7 +85,14 @@ def steps(engine, algorithm, task, n=2):
 BOTH_WAYS = "quantized(bits=4, block=6, down=8)"
 
 
-@pytest.mark.parametrize(("name", "text"), [("fedbio", BOTH_WAYS), ("fedbioacc", RULES[2]), ("fedbio-local", RULES[3])])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fedbio", BOTH_WAYS),
+        pytest.param("fedbioacc", RULES[2], marks=pytest.mark.slow),
+        pytest.param("fedbio-local", RULES[3], marks=pytest.mark.slow),
+    ],
+)
 def test_both_engines_have_the_same_numbers_and_bytes(name, text):
     algorithm = ALGORITHMS[name].configure(name, {})
     task = Quadratic(clients=4, noise=0.3, x_dimension=20, y_dimension=15, lower_level=type(algorithm).lower_level).build()
@@ -121,7 +128,7 @@ def test_a_lost_answer_leaves_what_its_client_remembers_as_it_was(monkeypatch):
         return {m: r for m, r in replies.items() if m not in lost}, failures | lost
 
     monkeypatch.setattr(theirs.exchange.transport, "ask", ask)
-    a, b = (e.init(algorithm, task.x, task.y, key).state for e in (ours, theirs))
+    a, b = init(ours, algorithm, task.x, task.y, key).state, theirs.init(algorithm, task.x, task.y, key).state
     for t in range(1, 4):
         object.__setattr__(there, "step", t)
         fails = {dropped[t]} if t in dropped else set()

@@ -230,7 +230,7 @@ def federation(algorithm, task, participation, rule=RULE):
     return ours, theirs, runtimes
 
 
-@pytest.mark.parametrize("name", ["fedbio", "fedbio-local"])
+@pytest.mark.parametrize("name", ["fedbio", pytest.param("fedbio-local", marks=pytest.mark.slow)])
 def test_simulation_and_federation_add_up_the_same_numbers(name):
     algorithm, key = ALGORITHMS[name].configure(name, {}), jax.random.key(5)
     task = Quadratic(clients=4, noise=0.3, lower_level=type(algorithm).lower_level).build()
