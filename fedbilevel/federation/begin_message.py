@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from fedbilevel.errors import InputError, in_one_line
@@ -27,7 +27,7 @@ class BeginMessage:
     number: int  # m
     weight: float  # M w_m
     aggregate: str = "mean"
-    sites: Sequence[str] = ()  # the names of all clients
+    sites: tuple[str, ...] = ()  # the names of all clients
 
     def encoded(self) -> bytes:
         """The bytes to send; the protocol is beside the run, so that a site of any version can read it."""

@@ -92,7 +92,7 @@ class ExperimentServer:
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
         names = ("task", "knobs", "algorithm", "hyperparameters", "precision")
         common = {name: getattr(configuration, name) for name in names}
-        common |= {"identity": self.identity, "aggregate": configuration.options.aggregate, "sites": self.sites}
+        common |= {"identity": self.identity, "aggregate": configuration.options.aggregate, "sites": tuple(self.sites)}
         beginnings = {
             m: BeginMessage(**common, number=m, weight=float(w) * population.size).encoded()
             for m, w in enumerate(population.weights)
