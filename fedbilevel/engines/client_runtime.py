@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation, Mean, change_from
@@ -67,7 +68,7 @@ class ClientRuntime:
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
-        self._secure = SecureClient(m, aggregation, identity) if aggregation.hides else None
+        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, SecureSum) else None
         self._named = wire.named_tuples(type(algorithm))
         self._kept: dict[int, Tree] = {}
 

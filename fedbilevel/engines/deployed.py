@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, Mean
@@ -55,7 +56,7 @@ class DeployedEngine:
     ):
         self.population, self.participation, self.aggregation = population, participation, aggregation
         self.exchange = Exchange(transport, population.size, len(population.problem.metric_names), call_shapes, aggregation)
-        self.secure = SecureExchange(self.exchange, aggregation) if aggregation.hides else None
+        self.secure = SecureExchange(self.exchange, aggregation) if isinstance(aggregation, SecureSum) else None
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
         self._addressed: dict[str, Tree] = {}  # the shapes of arrays that are sent encoded

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
-from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.aggregations.secure import TOO_LARGE, SecureSum
 from fedbilevel.core.problem import Tree
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, Kind
@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from fedbilevel.engines.secure_sum import Identity, Participant
 
 Parsed = TypeVar("Parsed")
-TOO_LARGE = np.int32(-(2**31))
 
 
 class SecureExchange:
     """The server's side: what clients compute reaches it as a sum alone."""
 
-    def __init__(self, exchange: Exchange, rule: Aggregation):
-        self._exchange, self._least, self._sums = exchange, rule.settings()["at_least"], 0
+    def __init__(self, exchange: Exchange, rule: SecureSum):
+        self._exchange, self._least, self._sums = exchange, rule.at_least, 0
 
     def total(self, wanted: Wanted, size: int) -> tuple[np.ndarray, list[int], Failures]:
         """The sum of so many whole numbers of each client, whose clients are in it, and why the others are not.
@@ -71,8 +70,8 @@ class SecureExchange:
 class SecureClient:
     """A client's side: the state of the newest sum, whose numbers leave it masked."""
 
-    def __init__(self, number: int, rule: Aggregation, identity: Identity):
-        self._number, self._least, self._identity = number, rule.settings()["at_least"], identity
+    def __init__(self, number: int, rule: SecureSum, identity: Identity):
+        self._number, self._least, self._identity = number, rule.at_least, identity
         self._sum = 0
         self._participant: Participant | None = None
 
