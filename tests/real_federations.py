@@ -121,7 +121,7 @@ def assert_equal(deployed, simulated):
     """
     assert len(deployed) == len(simulated)
     for ours, theirs in zip(deployed, simulated, strict=True):
-        for name in ("step", "rounds", "floats_up", "floats_down"):
+        for name in ("step", "rounds", "floats_up", "floats_down", "bytes_up", "bytes_down"):
             assert ours[name] == theirs[name]
         names = [n for n in ours if n in theirs and n not in REPORTED]
         assert {"upper_loss", "lower_loss"} <= set(names)

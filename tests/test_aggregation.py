@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from federations import deployed
 import fedbilevel as fb
 from fedbilevel.aggregations import AGGREGATIONS, configured, in_full, parts, text_of, written
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.command import main
 from fedbilevel.core.aggregation import Mean
 from fedbilevel.core.participation import Uniform
 from fedbilevel.core.traffic import Totals, Traffic, size_in_bytes
@@ -20,9 +23,13 @@ from fedbilevel.engines.simulated_clients import Rehearsed, SimulatedCohort
 from fedbilevel.errors import InputError
 from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.rows import with_bytes
+from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
+
+PAGE = Path(__file__).parent.parent / "docs" / "aggregation.md"
 
 
 @fb.aggregation
@@ -44,7 +51,7 @@ def one_step(engine, algorithm, task):
     return (jax.jit(both) if isinstance(engine, SimulatedEngine) else both)(algorithm, task.x, task.y)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbioacc"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedbioacc", marks=pytest.mark.slow)])
 def test_a_rule_replaces_the_mean_in_both_engines(name):
     task, algorithm = Quadratic(clients=5, noise=0.3).build(), ALGORITHMS[name].configure(name, {})
     plain, ours = (SimulatedEngine(task.population, Uniform(3), aggregation=rule) for rule in (Mean(), Largest(plus=0.1)))
@@ -171,3 +178,34 @@ def test_rows_and_checkpoints_that_counted_floats_alone_get_their_bytes():
     assert with_bytes({"floats_up": 3, "floats_down": 5, "bytes_up": 1, "bytes_down": 2}, 8)["bytes_up"] == 1
     assert Totals(2, 3, 5).with_bytes(4) == Totals(2, 3, 5, 12, 20)
     assert Totals(2, 3, 5, 7, 9).with_bytes(4) == Totals(2, 3, 5, 7, 9)
+
+
+def test_methods_with_one_client_have_nothing_to_aggregate():
+    task = Quadratic(clients=3).build()
+    for how in ({"aggregate": "median"}, {"attack": "sign-flip:1"}):
+        with pytest.raises(InputError, match="LFedNest pools all rows in one client: leave out the aggregation and the attack"):
+            simulation(task, ALGORITHMS["stocbio"].configure("stocbio", {}), rounds=5, **how)
+
+
+def test_the_command_takes_rules_and_liars_and_stores_them(tmp_path):
+    chosen = ["--aggregate", "trimmed-mean", "--set-aggregate", "byzantine=2", "--attack", "alie:2"]
+    run = ["run", "quadratic", "fedavg", "--knob", "clients=5", "--rounds", "3", *chosen, "--out", str(tmp_path / "runs")]
+    main.app(run, standalone_mode=False)
+    (folder,) = RunFolder.find(tmp_path / "runs")
+    assert folder.configuration.options.aggregate == "trimmed-mean(byzantine=2, before=none, bucket=2)"
+    assert folder.configuration.options.attack == "alie:2"
+    assert Configuration.read(folder.configuration.plain()) == folder.configuration
+
+
+@pytest.mark.slow
+def test_a_rule_of_the_users_own_file_runs_by_name(tmp_path):
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
+    (tmp_path / "mine.py").write_text(code)
+    file = f"{tmp_path / 'mine.py'}:Median"
+    run = ["run", "quadratic", "fedavg", "--knob", "clients=3", "--rounds", "3", "--aggregate", file]
+    main.app([*run, "--out", str(tmp_path / "a")], standalone_mode=False)
+    main.app([*run[:-1], "median", "--out", str(tmp_path / "b")], standalone_mode=False)
+    ours, theirs = (RunFolder.find(tmp_path / name)[0] for name in "ab")
+    assert ours.configuration.names()[2] == file
+    np.testing.assert_allclose(ours.x(), theirs.x())
+    assert ours.rows()[-1]["upper_loss"] == pytest.approx(theirs.rows()[-1]["upper_loss"])

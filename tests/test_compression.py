@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import fedbilevel as fb
 from fedbilevel.aggregations import configured
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.aggregation import sent_down
 from fedbilevel.core.participation import Dropouts, Uniform
 from fedbilevel.core.traffic import Totals, Traffic, size_in_bytes
 from fedbilevel.engines.call_shapes import Shape, check_message
@@ -81,7 +82,17 @@ def steps(engine, algorithm, task, n=2):
     return state, totals
 
 
-@pytest.mark.parametrize(("name", "text"), [("fedbio", RULES[1]), ("fedbioacc", RULES[2]), ("fedbio-local", RULES[3])])
+BOTH_WAYS = "quantized(bits=4, block=6, down=8)"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fedbio", BOTH_WAYS),
+        pytest.param("fedbioacc", RULES[2], marks=pytest.mark.slow),
+        pytest.param("fedbio-local", RULES[3], marks=pytest.mark.slow),
+    ],
+)
 def test_both_engines_have_the_same_numbers_and_bytes(name, text):
     algorithm = ALGORITHMS[name].configure(name, {})
     task = Quadratic(clients=4, noise=0.3, x_dimension=20, y_dimension=15, lower_level=type(algorithm).lower_level).build()
@@ -117,7 +128,7 @@ def test_a_lost_answer_leaves_what_its_client_remembers_as_it_was(monkeypatch):
         return {m: r for m, r in replies.items() if m not in lost}, failures | lost
 
     monkeypatch.setattr(theirs.exchange.transport, "ask", ask)
-    a, b = (e.init(algorithm, task.x, task.y, key).state for e in (ours, theirs))
+    a, b = init(ours, algorithm, task.x, task.y, key).state, theirs.init(algorithm, task.x, task.y, key).state
     for t in range(1, 4):
         object.__setattr__(there, "step", t)
         fails = {dropped[t]} if t in dropped else set()
@@ -126,7 +137,7 @@ def test_a_lost_answer_leaves_what_its_client_remembers_as_it_was(monkeypatch):
 
 
 def test_what_clients_remember_outlives_them_and_the_server():
-    task, algorithm, rule = Quadratic(clients=3, x_dimension=20).build(), fb.SimFBO(), configured(RULES[2])
+    task, algorithm, rule = Quadratic(clients=3, x_dimension=20).build(), fb.SimFBO(), configured(BOTH_WAYS)
     stores, key = [MemoryStore() for _ in range(3)], jax.random.key(5)
 
     def engine():
@@ -156,8 +167,21 @@ def test_compressed_runs_reach_the_solution_with_far_fewer_bytes():
 
     def end(rule):
         solution = fb.solve(task, algorithm=fb.SimFBO(), rounds=200, every=200, aggregation=rule)
-        return solution.history[-1]["x_error"], solution.history[-1]["bytes_up"]
+        last = solution.history[-1]
+        return last["x_error"], (last["bytes_up"], last["bytes_down"])
 
-    (exact, much), (near, little) = end("mean"), end("quantized(bits=4)")
+    (exact, much), (near, little) = end("mean"), end("quantized(bits=4, down=8)")
     assert abs(near - exact) < 0.05 * exact
-    assert little < 0.2 * much  # of a block's numbers half a byte each, and their scale
+    assert little[0] < 0.2 * much[0] and little[1] < 0.3 * much[1]  # of a block's numbers half a byte or one each, and a scale
+
+
+def test_what_the_server_leaves_out_is_sent_later():
+    rule, rng = configured("quantized(down=4)"), np.random.default_rng(0)
+    z, left, received = rng.normal(size=(3, 7)), [jnp.zeros((3, 7))], []
+    for _ in range(50):
+        made = sent_down(rule, [jnp.asarray(z)], left)
+        received, left = [*received, made.received[0]], made.left
+        np.testing.assert_allclose(np.sum(received, 0) + left[0], len(received) * z, atol=1e-9)
+    assert np.abs(np.mean(received, 0) - z).max() < 0.1 * np.abs(received[0] - z).max()
+    assert rule.shrinks(jnp.zeros(9)) and not rule.shrinks(jnp.zeros(8)) and not rule.shrinks(jnp.zeros(9, jnp.int32))
+    assert not configured("quantized").shrinks(jnp.zeros(9))

@@ -57,6 +57,7 @@ RUNS = {
     "sampled": [*LOCAL[:-1], "200", "--clients-per-round", "2"],
     "long": [*LOCAL[:-1], "1600"],
     "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
+    "secure": ["quadratic", "fedbio", *SMALL, "--rounds", "30", "--aggregate", "secure-sum"],
     "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
 }
 
@@ -77,6 +78,25 @@ def simulated(tmp_path_factory):
         return folder / name
 
     return simulate
+
+
+@pytest.mark.slow
+def test_sites_that_insist_on_secure_sums_have_them_and_nothing_else(federation, simulated, tmp_path):
+    for site in SITES:
+        with (federation.folder / site / "local" / "site.toml").open("a") as file:
+            file.write("[policy]\nsecure_sum = true\nat_least = 3\n")
+    try:
+        plain = [*RUNS["secure"][:-2], "--federation", federation.folder]
+        refused = command("run", *plain, "--out", tmp_path / "plain", check=False)
+        assert "this site insists on secure sums, but the run's aggregation is Mean: refused" in refused.stderr
+        command("run", *RUNS["secure"], "--federation", federation.folder, "--out", tmp_path / "secure")
+    finally:
+        federation.serve()
+    ours, theirs = rows(tmp_path / "secure"), rows(simulated("secure"))
+    assert all(row.get("drift") is None for row in (*ours, *theirs))
+    for a, b in zip(ours, theirs, strict=True):
+        names = [name for name in b if name != "drift"]
+        np.testing.assert_allclose([a[n] for n in names], [b[n] for n in names], rtol=1e-4)
 
 
 @pytest.mark.slow

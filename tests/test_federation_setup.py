@@ -681,7 +681,7 @@ def test_a_site_refuses_a_server_of_another_protocol_in_one_line(own_site, messa
 
 def test_a_site_of_the_first_version_refuses_a_server_of_this_one():
     """It looks for the run at the top of the message, and refuses what has none there."""
-    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, names=["a"], sites=[[]])
+    message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, names=("a",), sites=[[]])
     assert json.loads(message.encoded()).keys() == {"protocol", "version", "run"}
     assert BeginMessage.read(message.encoded()) == message
 

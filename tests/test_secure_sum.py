@@ -20,7 +20,7 @@ from fedbilevel.engines import wire
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.messages import Call, Evaluate, Request
-from fedbilevel.engines.secure_sum import Advert, Collector, Participant, Shares
+from fedbilevel.engines.secure_sum import Collector, Participant, Shares
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError, NotFinite
 from fedbilevel.tasks.quadratic import Quadratic
@@ -125,7 +125,7 @@ def test_a_late_answer_is_never_unmasked():
     for m in without:
         with pytest.raises(InputError, match="out of order, or one is repeated"):
             ours.clients[m].unmask(masked)
-    with pytest.raises(KeyError):  # nobody gave it a share of that seed
+    with pytest.raises(RuntimeError, match="0 clients helped to unmask"):  # nobody gave it a share of that seed
         ours.server.total(masked, shares)
 
 
@@ -151,12 +151,33 @@ def test_masked_values_look_uniform_and_unlike_each_time():
 
 
 def test_what_fewer_than_the_threshold_know_together_does_not_unmask():
-    """With t - 1 of the shares of a seed every guess of the missing one is as good: the recovered stream is another."""
-    given = values(4)
-    ours = Sum(given, 3)
-    right = ours.total()
+    """With t - 1 shares of a seed every guess of the missing one is as good, and a wrong one is noticed."""
+    ours = Sum(values(4), 3)
+    ours.total()
     forged = {m: Shares({u: bytes(32) for u in s.seeds}, s.keys) if m == 0 else s for m, s in ours.unmasking.items()}
-    assert not np.array_equal(ours.server.total(ours.masked, forged), right)
+    with pytest.raises(RuntimeError, match="the shares of client 0's seed do not make its seed"):
+        ours.server.total(ours.masked, forged)
+    ours = Sum(values(5), 3, {4: 2})
+    ours.total()
+    forged = {m: Shares(s.seeds, {4: bytes(32)}) if m == 0 else s for m, s in ours.unmasking.items()}
+    with pytest.raises(RuntimeError, match="the shares of client 4's key do not make its key"):
+        ours.server.total(ours.masked, forged)
+
+
+def test_clients_that_send_something_else_have_dropped_out():
+    given = values(5)
+    ours = Sum(given, 3)
+    adverts = {m: c.advertise() for m, c in ours.clients.items()}
+    everyone = ours.server.to_share(adverts | {4: adverts[4]._replace(mask_key=b"short")})
+    assert set(everyone) == {0, 1, 2, 3}
+    shares = {m: ours.clients[m].share(everyone) for m in everyone}
+    handed = ours.server.to_mask(shares | {3: {0: b"for one alone"}})
+    assert set(handed) == {0, 1, 2}
+    masked = {m: ours.clients[m].mask(handed[m], given[m]) for m in handed}
+    helped = {m: ours.clients[m].unmask(masked) for m in masked}
+    np.testing.assert_array_equal(ours.server.total(masked, helped), np.sum(given[:3], 0, dtype=np.uint32))
+    with pytest.raises(RuntimeError, match="2 clients helped to unmask"):
+        ours.server.total(masked, helped | {1: Shares({}, {})})
 
 
 def test_keys_that_the_server_swapped_are_refused():
@@ -166,7 +187,7 @@ def test_keys_that_the_server_swapped_are_refused():
     with pytest.raises(InputError, match="client 1 has not signed this"):
         ours.clients[0].share({**adverts, 1: other[1]})
     with pytest.raises(InputError, match="client 2 has not signed this"):
-        ours.clients[1].share({**adverts, 2: Advert(other[2].cipher_key, adverts[2].mask_key, adverts[2].signature)})
+        ours.clients[1].share({**adverts, 2: adverts[2]._replace(cipher_key=other[2].cipher_key)})
     with pytest.raises(InputError, match="lack this client's own or hold one twice"):
         ours.clients[2].share({**adverts, 0: adverts[1]})
 
@@ -209,7 +230,7 @@ def federation(algorithm, task, participation, rule=RULE):
     return ours, theirs, runtimes
 
 
-@pytest.mark.parametrize("name", ["fedbio", "fedbio-local"])
+@pytest.mark.parametrize("name", ["fedbio", pytest.param("fedbio-local", marks=pytest.mark.slow)])
 def test_simulation_and_federation_add_up_the_same_numbers(name):
     algorithm, key = ALGORITHMS[name].configure(name, {}), jax.random.key(5)
     task = Quadratic(clients=4, noise=0.3, lower_level=type(algorithm).lower_level).build()

@@ -12,12 +12,15 @@ answers are averaged has an e_m of its own at every client, for as long as the r
                  NeurIPS 2018; with local steps: Basu, Data, Karakus and Diggavi, Qsparse-local-SGD, NeurIPS 2019)
     random-k     random entries of each array, the same at all clients of a round: their places are not sent
 
-Arrays of at most 8 numbers are sent as they are.
+Arrays of at most 8 numbers are sent as they are. With `down`, `quantized` also shrinks what the server sends: to each client
+function it sends Q(z + e) instead of an array z, and keeps e ← z + e - Q(z + e), the same for all clients. These start from
+what they received, and the server adds the changes that they report to its own z.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -73,21 +76,37 @@ class Quantized(Compressed):
     """Whole numbers of a few bits, with a scale for each block."""
 
     bits: str = choice("8", "bits of a number: 8 or 4", ("8", "4"))
-    block: int = count(64, "numbers that share a scale, an even number", least=2)
+    block: int = count(64, "numbers that share a scale", least=2)
+    down: str = choice("none", "bits of a number that the server sends: 8, 4, or none to send it as it is", ("none", "8", "4"))
+
+    def shrinks(self, value: Any) -> bool:
+        return self.down != "none" and jnp.issubdtype(jnp.result_type(value), jnp.floating) and jnp.size(value) > SMALL
+
+    def encode_sent(self, value: Array) -> tuple[Array, Array]:
+        return self._whole(value.ravel(), self.down)
+
+    def decode_sent(self, message: tuple[Array, Array], like: Any) -> Array:
+        return self._numbers(message, math.prod(like.shape), self.down).astype(like.dtype).reshape(like.shape)
 
     def shrunk(self, key: Array, v: Array) -> tuple[Array, Array]:
-        most = 2.0 ** (int(self.bits) - 1) - 1
+        return self._whole(v, self.bits)
+
+    def restored(self, key: Array, message: tuple[Array, Array], size: int) -> Array:
+        return self._numbers(message, size, self.bits)
+
+    def _whole(self, v: Array, bits: str) -> tuple[Array, Array]:
+        most = 2.0 ** (int(bits) - 1) - 1
         blocks = jnp.pad(v, (0, -v.size % self.block)).reshape(-1, self.block)
         scales = jnp.abs(blocks).max(1, keepdims=True) / most
         whole = jnp.round(blocks / jnp.where(scales > 0, scales, 1)).astype(jnp.int8).ravel()[: v.size]
-        if self.bits == "4":
+        if bits == "4":
             pairs = jnp.pad(whole, (0, v.size % 2)).reshape(-1, 2).astype(jnp.uint8)
             return (pairs[:, 0] & 15) | (pairs[:, 1] << 4), scales[:, 0]
         return whole, scales[:, 0]
 
-    def restored(self, key: Array, message: tuple[Array, Array], size: int) -> Array:
+    def _numbers(self, message: tuple[Array, Array], size: int, bits: str) -> Array:
         whole, scales = message
-        if self.bits == "4":
+        if bits == "4":
             low, high = (whole << 4).astype(jnp.int8) >> 4, whole.astype(jnp.int8) >> 4
             whole = jnp.stack([low, high], 1).ravel()[:size]
         return whole.astype(scales.dtype) * jnp.repeat(scales, self.block)[:size]

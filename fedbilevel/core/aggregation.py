@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, TypeVar, dataclass_transform, final
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform, final
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,18 @@ class Aggregation(abc.ABC):
         """At the server: the change that a message stands for, of these shapes."""
         return message
 
+    def shrinks(self, value: Any) -> bool:
+        """Whether the server sends an encoding of this array to the clients instead of the array."""
+        return False
+
+    def encode_sent(self, value: Array) -> Tree:
+        """At the server: what crosses instead of an array that it sends to all clients of a cohort."""
+        return value
+
+    def decode_sent(self, message: Tree, like: Any) -> Array:
+        """At a client: the array of that shape that it stands for."""
+        return message
+
     @abc.abstractmethod
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
         """The value at the server from all answers, a row for each member of a cohort.
@@ -107,6 +119,27 @@ class Mean(Aggregation):
 def weighted_sum(weights: Array, rows: Tree) -> Tree:
     """Σ a_i h_i of all arrays."""
     return jax.tree.map(lambda r: jnp.tensordot(weights.astype(r.dtype), r, 1), rows)
+
+
+class Sent(NamedTuple):
+    """Arrays that the server sends: as they cross, as clients have them, and what that leaves out for the next time."""
+
+    messages: list[Tree]
+    received: list[Array]
+    left: list[Array]
+
+
+def sent_down(rule: Aggregation, values: list[Array], left: list[Array]) -> Sent:
+    """The arrays with what was left out of the last ones, encoded."""
+    wanted = list(map(jnp.add, values, left))
+    messages = list(map(rule.encode_sent, wanted))
+    received = list(map(rule.decode_sent, messages, wanted))
+    return Sent(messages, received, list(map(jnp.subtract, wanted, received)))
+
+
+def sent_as(function: str, values: list[Any]) -> str:
+    """The name under which is kept what is left out of arrays of these shapes that are sent to a client function."""
+    return f"to {function}: {', '.join(str(list(jnp.shape(value))) for value in values)}"
 
 
 def change_from(around: Tree, answer: Tree) -> Tree:

@@ -86,7 +86,10 @@ class Cohort(abc.ABC):
 
     @abc.abstractmethod
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        """The `mean`, and how far the clients of S are apart: √(Σ_{i∈S} w_i |h_i - h|² / Σ_{i∈S} w_i), h their own average."""
+        """The `mean`, and how far the clients of S are apart: √(Σ_{i∈S} w_i |h_i - h|² / Σ_{i∈S} w_i), h their own average.
+
+        It is NaN where the run's aggregation hides single answers from the server.
+        """
 
     @abc.abstractmethod
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:

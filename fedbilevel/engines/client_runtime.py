@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation, Mean, change_from
@@ -32,11 +33,12 @@ from fedbilevel.engines.messages import (
     Save,
     Saved,
     Store,
+    is_encoded,
 )
 from fedbilevel.engines.secure_exchange import SecureClient
 from fedbilevel.errors import InputError
 
-EXPRESSION_TYPES = tuple(EXPRESSIONS.values())
+HELD = (Call, Store, Kept, Part, Saved)  # expressions whose results are here
 MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
@@ -66,7 +68,7 @@ class ClientRuntime:
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
-        self._secure = SecureClient(m, aggregation, identity) if aggregation.hides else None
+        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, SecureSum) else None
         self._named = wire.named_tuples(type(algorithm))
         self._kept: dict[int, Tree] = {}
 
@@ -118,7 +120,7 @@ class ClientRuntime:
                 return value if slot is None else self._keep(slot, value)
             case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=slot):
                 check_finite("a point that answers are near", around)
-                sent = jax.tree.leaves([a for a in args if not isinstance(a, EXPRESSION_TYPES)])
+                sent = jax.tree.leaves([self._evaluate(a) for a in args if not isinstance(a, HELD)])
                 near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
                 message, left = _encoded(self._aggregation, key, self._evaluate(call), near, self._evaluate(memory))
                 self._keep(slot, left)
@@ -139,8 +141,15 @@ class ClientRuntime:
             case list():
                 return [self._evaluate(e) for e in expression]
             case _:
-                check_finite("an argument", expression)
-                return expression
+                value = jax.tree.map(self._decoded, expression, is_leaf=is_encoded)
+                check_finite("an argument", value)
+                return value
+
+    def _decoded(self, value: Any) -> Any:
+        """An array as the server meant it."""
+        if not is_encoded(value):
+            return value
+        return self._aggregation.decode_sent(value.message, jax.ShapeDtypeStruct(tuple(value.shape), value.dtype))
 
     def _keep(self, slot: int, value: Tree) -> Tree:
         if len(self._kept) >= MOST_KEPT and slot not in self._kept:

@@ -9,12 +9,14 @@ import jax
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
 from fedbilevel.engines.call_shapes import CallShapes, Shape
 from fedbilevel.engines.deployed_clients import DeployedClients
 from fedbilevel.engines.engine import (
@@ -34,7 +36,7 @@ from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_cli
 from fedbilevel.engines.messages import Evaluate, Save, Saved, Store
 from fedbilevel.engines.secure_exchange import SecureExchange
 from fedbilevel.engines.server_metrics import known_at_server
-from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.engines.simulated import SimulatedEngine, nothing_left
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
@@ -56,11 +58,12 @@ class DeployedEngine:
         self.population, self.participation, self.aggregation = population, participation, aggregation
         numbers = len(population.problem.metric_names) + len(population.problem.tests)
         self.exchange = Exchange(transport, population.size, numbers, call_shapes, aggregation)
-        self.secure = SecureExchange(self.exchange, aggregation) if aggregation.hides else None
+        self.secure = SecureExchange(self.exchange, aggregation) if isinstance(aggregation, SecureSum) else None
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
+        self._addressed: dict[str, Tree] = {}  # the shapes of arrays that are sent encoded
         self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
@@ -197,16 +200,16 @@ class DeployedEngine:
 
     def _find_averaged(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> None:
         if self.aggregation.encodes:
-            found = self._simulated.averaged(algorithm, x, y, key)
-            self._averaged = {name: Shape.of(one) for name, one in found.items()}
+            averaged, self._addressed = self._simulated.encoded(algorithm, x, y, key)
+            self._averaged = {name: Shape.of(one) for name, one in averaged.items()}
 
-    def _first_memory(self) -> dict[str, PerClient]:
+    def _first_memory(self) -> dict[str, Any]:
         def nothing() -> HeldRows:
             return HeldRows(lambda m: HeldPart(Held(self.exchange.slots, m, lambda slot, _: Store(None, slot))))
 
-        return {name: nothing() for name in self._averaged}
+        return {**{name: nothing() for name in self._averaged}, **nothing_left(self._addressed)}
 
-    def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, PerClient]) -> DeployedClients:
+    def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, Any]) -> DeployedClients:
         how = self.participation, algorithm, key, self.aggregation, memory, self._averaged, self.secure
         return DeployedClients(self.exchange, self.population, *how)
 

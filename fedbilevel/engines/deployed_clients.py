@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.aggregation import COMBINING, ENCODING, Aggregation, Mean, beyond
+from fedbilevel.core.aggregation import COMBINING, ENCODING, Aggregation, Mean, beyond, sent_as, sent_down
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
@@ -31,7 +31,7 @@ from fedbilevel.engines.call_shapes import Shape, check_finite
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
-from fedbilevel.engines.messages import Call, Encode, Store, sent
+from fedbilevel.engines.messages import Call, Encode, Encoded, Store, sent
 from fedbilevel.engines.secure_exchange import SecureExchange
 
 
@@ -46,7 +46,7 @@ class DeployedClients(Clients):
         algorithm: Algorithm,
         key: Array,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
-        memory: dict[str, PerClient] | None = None,
+        memory: dict[str, Any] | None = None,
         averaged: Mapping[str, Shape] = MappingProxyType({}),
         secure: SecureExchange | None = None,
     ):
@@ -86,6 +86,20 @@ class DeployedClients(Clients):
         """The random key of the next call or draw."""
         self._calls += 1
         return jax.random.fold_in(self._key, self._calls - 1)
+
+    def sent(self, function: str, args: tuple) -> tuple:
+        """The arguments of a call, with the server's arrays as they cross."""
+        leaves, structure = jax.tree.flatten(args, is_leaf=is_per_client)
+        places = [k for k, leaf in enumerate(leaves) if not is_per_client(leaf) and self.aggregation.shrinks(leaf)]
+        if not places:
+            return args
+        large = [leaves[k] for k in places]
+        name = sent_as(function, large)
+        made = _sent_down(self.aggregation, large, self.memory[name])
+        self.memory[name] = made.left
+        for k, message in zip(places, made.messages, strict=True):
+            leaves[k] = Encoded(message, list(leaves[k].shape), leaves[k].dtype.name)
+        return jax.tree.unflatten(structure, leaves)
 
     def key_for(self, purpose: int) -> Array:
         """A random key for something else than a call or a draw, which leaves theirs as they are."""
@@ -210,6 +224,7 @@ class DeployedCohort(Cohort):
     def _call(self, function: Callable[..., Tree], args: tuple) -> Callable[[int, int | None, list[Held]], Call]:
         key = np.asarray(jax.random.key_data(self._clients.next_key()))
         check_finite(f"what the server sends to {function.__name__}", [a for a in args if not isinstance(a, HeldRows)])
+        args = self._clients.sent(function.__name__, args)
 
         def call(m: int, slot: int | None, computed: list[Held]) -> Call:
             here = tuple(a.at(m).expression(computed) if isinstance(a, HeldRows) else a for a in args)
@@ -309,6 +324,9 @@ class DeployedCohort(Cohort):
         for row, m in zip(rows, others, strict=False):
             self._ids[self._ids == m] = self._ids[row]
             self._ids[row], self._active[row] = m, True
+
+
+_sent_down = jax.jit(sent_down, static_argnums=0)
 
 
 @partial(jax.jit, static_argnums=0)

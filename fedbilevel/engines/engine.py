@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core.clients import PerClient, server_floats
+from fedbilevel.core.clients import server_floats
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
@@ -33,10 +33,10 @@ class Step(NamedTuple):
 
 
 class Remembering(NamedTuple):
-    """An algorithm's state, and what clients remember of the answers that they have encoded, by client function."""
+    """An algorithm's state, and what encoding has left out of clients' answers, at the clients, and of what the server sent."""
 
     state: Any
-    memory: dict[str, PerClient]
+    memory: dict[str, Any]
 
     @property
     def x(self) -> Any:
@@ -49,12 +49,12 @@ class Remembering(NamedTuple):
         return self.state.y
 
 
-def remembering(state: Any, memory: dict[str, PerClient]) -> Any:
+def remembering(state: Any, memory: dict[str, Any]) -> Any:
     """The state with a memory, if there is one."""
     return Remembering(state, memory) if memory else state
 
 
-def recalled(state: Any) -> tuple[Any, dict[str, PerClient]]:
+def recalled(state: Any) -> tuple[Any, dict[str, Any]]:
     """The algorithm's own state, and the memory."""
     return state if isinstance(state, Remembering) else (state, {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedbilevel.core.problem import Tree
@@ -59,6 +60,14 @@ class Unmask(NamedTuple):
 SECURE = (Advertise, ShareKeys, Masked, Unmask)
 
 
+class Encoded(NamedTuple):
+    """An array of the server's, encoded as the run's aggregation does."""
+
+    message: Tree
+    shape: list[int]
+    dtype: str
+
+
 class Store(NamedTuple):
     """A value from the server, kept under `slot`."""
 
@@ -110,7 +119,7 @@ class Request(NamedTuple):
     needed: list[int]
 
 
-EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Store, Kept, Part, Evaluate, Save, Saved, Request, *SECURE)}
+EXPRESSIONS = {t.__name__: t for t in (Call, Encode, Encoded, Store, Kept, Part, Evaluate, Save, Saved, Request, *SECURE)}
 
 
 def sent(expression: Any) -> list[Tree]:
@@ -127,4 +136,9 @@ def sent(expression: Any) -> list[Tree]:
         case Kept() | Saved():
             return []
         case _:
-            return [expression]
+            return [jax.tree.map(lambda leaf: leaf.message if is_encoded(leaf) else leaf, expression, is_leaf=is_encoded)]
+
+
+def is_encoded(node: Any) -> bool:
+    """Whether it stands for an array."""
+    return isinstance(node, Encoded)

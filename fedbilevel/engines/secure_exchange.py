@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
 
-from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.aggregations.secure import TOO_LARGE, SecureSum
 from fedbilevel.core.problem import Tree
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failures, Kind
@@ -18,14 +21,14 @@ from fedbilevel.errors import InputError, NotFinite
 if TYPE_CHECKING:
     from fedbilevel.engines.secure_sum import Identity, Participant
 
-TOO_LARGE = np.int32(-(2**31))
+Parsed = TypeVar("Parsed")
 
 
 class SecureExchange:
     """The server's side: what clients compute reaches it as a sum alone."""
 
-    def __init__(self, exchange: Exchange, rule: Aggregation):
-        self._exchange, self._least, self._sums = exchange, rule.settings()["at_least"], 0
+    def __init__(self, exchange: Exchange, rule: SecureSum):
+        self._exchange, self._least, self._sums = exchange, rule.at_least, 0
 
     def total(self, wanted: Wanted, size: int) -> tuple[np.ndarray, list[int], Failures]:
         """The sum of so many whole numbers of each client, whose clients are in it, and why the others are not.
@@ -49,26 +52,26 @@ class SecureExchange:
             return replies
 
         adverts = asked({m: (Advertise(self._sums), []) for m in wanted})
-        keys = server.to_share({m: Advert(*map(_bytes, advert)) for m, advert in adverts.items()})
+        keys = server.to_share(_read(adverts, lambda sent: Advert(*map(_bytes, sent))))
         everyone = {str(m): tuple(map(_array, advert)) for m, advert in keys.items()}
-        shares = asked({m: (ShareKeys(self._sums, everyone), []) for m in adverts})
-        handed = server.to_mask({m: {int(v): _bytes(s) for v, s in sent.items()} for m, sent in shares.items()})
+        shares = asked({m: (ShareKeys(self._sums, everyone), []) for m in keys})
+        handed = server.to_mask(_read(shares, _by_client))
         to_mask: Wanted = {}
         for m, texts in handed.items():
             expression, computed = wanted[m]
             to_mask[m] = Masked(self._sums, {str(u): _array(text) for u, text in texts.items()}, expression), computed
-        masked = {m: v for m, v in asked(to_mask).items() if v.shape == (size,) and v.dtype == np.uint32}
+        masked = _read(asked(to_mask), partial(_whole_numbers, size))
         arrived = sorted(masked)
         unmasking = asked({m: (Unmask(self._sums, arrived), []) for m in arrived})
-        helped = {m: Shares(*({int(v): _bytes(s) for v, s in kind.items()} for kind in sent)) for m, sent in unmasking.items()}
+        helped = _read(unmasking, lambda sent: Shares(*map(_by_client, sent)))
         return server.total(masked, helped).view(np.int32), arrived, failures
 
 
 class SecureClient:
     """A client's side: the state of the newest sum, whose numbers leave it masked."""
 
-    def __init__(self, number: int, rule: Aggregation, identity: Identity):
-        self._number, self._least, self._identity = number, rule.settings()["at_least"], identity
+    def __init__(self, number: int, rule: SecureSum, identity: Identity):
+        self._number, self._least, self._identity = number, rule.at_least, identity
         self._sum = 0
         self._participant: Participant | None = None
 
@@ -93,7 +96,7 @@ class SecureClient:
                 numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(value)])
                 if (numbers == TOO_LARGE).any():
                     raise NotFinite("a number is too large for secure sums: raise bound in the aggregation's settings")
-                return self._participant.mask({int(u): _bytes(text) for u, text in shares.items()}, numbers.view(np.uint32))
+                return self._participant.mask(_by_client(shares), numbers.view(np.uint32))
             case Unmask(arrived=arrived):
                 return [{str(v): _array(s) for v, s in kind.items()} for kind in self._participant.unmask(arrived)]
 
@@ -101,6 +104,25 @@ class SecureClient:
 def about(number: int) -> bytes:
     """What the keys of a sum are for."""
     return f"sum {number}".encode()
+
+
+def _read(replies: Mapping[int, Any], parse: Callable[[Any], Parsed]) -> dict[int, Parsed]:
+    """What clients have sent; one that has sent something else has dropped out."""
+    found = {}
+    for m, sent in replies.items():
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            found[m] = parse(sent)
+    return found
+
+
+def _by_client(sent: Mapping[str, np.ndarray]) -> dict[int, bytes]:
+    return {int(client): _bytes(text) for client, text in sent.items()}
+
+
+def _whole_numbers(size: int, sent: np.ndarray) -> np.ndarray:
+    if sent.shape != (size,) or sent.dtype != np.uint32:
+        raise ValueError
+    return sent
 
 
 def _array(data: bytes) -> np.ndarray:

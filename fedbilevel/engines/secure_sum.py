@@ -4,7 +4,7 @@ K. Bonawitz, V. Ivanov, B. Kreuter, A. Marcedone, H. B. McMahan, S. Patel, D. Ra
 Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4, with the authenticated keys of its active variant.
 Client u of a sum over n clients with threshold t sends, in four exchanges, each with those who are still there:
 
-    advertise   two fresh X25519 keys, c_u and s_u, signed together with the run and the number of the sum
+    advertise   two fresh X25519 keys, c_u and s_u, and a hash of b_u below, signed together with the number of the sum
     share       Shamir shares, t of n, of s_u's private key and of a random seed b_u: for each v, encrypted for v alone
     mask        y_u = x_u + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv)  mod 2³²,   s_uv agreed between s_u and s_v,
                 over all v who shared
@@ -49,6 +49,7 @@ class Advert(NamedTuple):
 
     cipher_key: bytes
     mask_key: bytes
+    seed_hash: bytes  # by which the server knows that a recovered seed is right
     signature: bytes
 
 
@@ -85,7 +86,8 @@ class Participant:
         """This client's keys."""
         self._enter(1)
         keys = self._cipher.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
-        return Advert(*keys, self._identity.sign(_signed(self._about, self._number, *keys)))
+        shown = *keys, hashlib.sha256(self._seed).digest()
+        return Advert(*shown, self._identity.sign(_signed(self._about, self._number, *shown)))
 
     def share(self, adverts: Mapping[int, Advert]) -> dict[int, bytes]:
         """For every other client the shares that only it can read."""
@@ -95,7 +97,7 @@ class Participant:
         if self._number not in adverts or len(set(keys)) < len(keys):
             raise InputError("the keys for a secure sum lack this client's own or hold one twice: refused")
         for client, advert in adverts.items():
-            self._identity.verify(client, _signed(self._about, client, *advert[:2]), advert.signature)
+            self._identity.verify(client, _signed(self._about, client, *advert[:3]), advert.signature)
         if adverts[self._number][1] != self._mask.public_key().public_bytes_raw():
             raise InputError("the keys for a secure sum hold a false one in this client's name: refused")
         self._adverts, members = dict(adverts), sorted(adverts)
@@ -156,20 +158,23 @@ class Collector:
         self._sharing: list[int] = []
 
     def to_share(self, adverts: Mapping[int, Advert]) -> dict[int, Advert]:
-        """What every client gets after the first exchange."""
-        self._adverts = dict(adverts)
+        """What every client gets after the first exchange: the keys of those who sent some."""
+        self._adverts = {m: advert for m, advert in adverts.items() if [*map(len, advert[:3])] == [SHARE] * 3}
         return self._adverts
 
     def to_mask(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
         """What each client gets after the second, given what each has sent for the others."""
-        self._sharing = sorted(shares)
-        return {v: {u: sent[v] for u, sent in shares.items() if u != v} for v in shares}
+        whole = {u: sent for u, sent in shares.items() if sent.keys() == self._adverts.keys() - {u}}
+        self._sharing = sorted(whole)
+        return {v: {u: sent[v] for u, sent in whole.items() if u != v} for v in whole}
 
     def total(self, masked: Mapping[int, np.ndarray], unmasking: Mapping[int, Shares]) -> np.ndarray:
         """Σ x_u over those whose masked values arrived, modulo 2³²; `RuntimeError` if too few helped to unmask it."""
-        if len(unmasking) < self._least:
-            raise RuntimeError(f"{len(unmasking)} clients helped to unmask a secure sum, and {self._least} must")
-        helpers = sorted(unmasking)[: self._least]
+        wanted = masked.keys(), set(self._sharing) - masked.keys()
+        helping = [m for m, given in unmasking.items() if all(s.keys() == who for s, who in zip(given, wanted, strict=True))]
+        if len(helping) < self._least:
+            raise RuntimeError(f"{len(helping)} clients helped to unmask a secure sum, and {self._least} must")
+        helpers = sorted(helping)[: self._least]
         place = {client: k + 1 for k, client in enumerate(sorted(self._adverts))}
 
         def recovered(pieces: Callable[[int], bytes]) -> bytes:
@@ -178,9 +183,12 @@ class Collector:
         size = next(iter(masked.values())).size
         total = np.zeros(size, np.uint32)
         for u, values in masked.items():
+            seed = recovered(lambda helper: unmasking[helper].seeds[u])
+            if hashlib.sha256(seed).digest() != self._adverts[u].seed_hash:
+                raise RuntimeError(f"the shares of client {u}'s seed do not make its seed: the secure sum cannot be unmasked")
             total += values
-            total -= _stream(recovered(lambda helper: unmasking[helper].seeds[u]), size)
-        for v in set(self._sharing) - masked.keys():
+            total -= _stream(seed, size)
+        for v in wanted[1]:
             key = X25519PrivateKey.from_private_bytes(recovered(lambda helper: unmasking[helper].keys[v]))
             if key.public_key().public_bytes_raw() != self._adverts[v].mask_key:
                 raise RuntimeError(f"the shares of client {v}'s key do not make its key: the secure sum cannot be unmasked")
@@ -189,9 +197,9 @@ class Collector:
         return total
 
 
-def _signed(about: bytes, client: int, cipher_key: bytes, mask_key: bytes) -> bytes:
+def _signed(about: bytes, client: int, *shown: bytes) -> bytes:
     """What a client signs: lengths are fixed, but for `about`, whose hash stands for it."""
-    return b"fedbilevel secure sum" + hashlib.sha256(about).digest() + client.to_bytes(8, "big") + cipher_key + mask_key
+    return b"fedbilevel secure sum" + hashlib.sha256(about).digest() + client.to_bytes(8, "big") + b"".join(shown)
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:

@@ -15,7 +15,6 @@ from jax import Array, lax
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.aggregation import Aggregation, Mean
-from fedbilevel.core.clients import PerClient
 from fedbilevel.core.devices import copied_everywhere
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
@@ -122,32 +121,33 @@ class SimulatedEngine:
         algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), recalled(shapes)[0]), clients, server_key)
         return clients.traffic
 
-    def averaged(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> dict[str, Tree]:
-        """By client function, the shapes of the answers that a start or a step averages."""
-        found: dict[str, Tree] = {}
+    def encoded(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """The shapes of what a start or a step encodes: of answers, by client function, and of what the server sends."""
+        averaged: dict[str, Tree] = {}
+        addressed: dict[str, Tree] = {}
 
         def watch(call: ClientCall) -> Rehearsed:
             return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result()))
 
         def start_and_step(x: Array, y: Array, key: Array) -> Any:
-            clients = self._clients(key, watch)
-            state = algorithm.init(x, y, clients)
-            found.update(clients.averaged)
-            clients = self._clients(key, watch)
-            state = algorithm.step(state, clients, key)
-            found.update(clients.averaged)
+            first, then = self._clients(key, watch), self._clients(key, watch)
+            state = algorithm.step(algorithm.init(x, y, first), then, key)
+            averaged.update(first.averaged | then.averaged)
+            addressed.update(first.addressed | then.addressed)
             return state
 
         jax.eval_shape(start_and_step, x, y, key)
-        return found
+        return averaged, addressed
 
-    def _first_memory(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> dict[str, PerClient]:
+    def _first_memory(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> dict[str, Any]:
         if not self.aggregation.encodes:
             return {}
-        shapes, n = self.averaged(algorithm, x, y, key), self.population.size
-        return {name: Rows(jax.tree.map(lambda s: jnp.zeros((n, *s.shape), s.dtype), one)) for name, one in shapes.items()}
+        averaged, addressed = self.encoded(algorithm, x, y, key)
+        n = self.population.size
+        each = {name: Rows(jax.tree.map(lambda s: jnp.zeros((n, *s.shape), s.dtype), one)) for name, one in averaged.items()}
+        return {**each, **nothing_left(addressed)}
 
-    def _clients(self, key: Array, watch: Watch | None = None, memory: dict[str, PerClient] | None = None) -> SimulatedClients:
+    def _clients(self, key: Array, watch: Watch | None = None, memory: dict[str, Any] | None = None) -> SimulatedClients:
         how = self.chunk_size, watch, self.aggregation, self.attack, memory
         return SimulatedClients(self.population, self.participation, key, *how)
 
@@ -157,6 +157,11 @@ class SimulatedEngine:
 
 
 _init, _advance = jax.jit(SimulatedEngine.init), jax.jit(advance)
+
+
+def nothing_left(addressed: Mapping[str, Tree]) -> dict[str, Tree]:
+    """What encoding has left out of arrays of these shapes before any was sent."""
+    return {name: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) for name, shapes in addressed.items()}
 
 
 def revealed(y: Any) -> Any:

@@ -20,6 +20,8 @@ from fedbilevel.core.aggregation import (
     Mean,
     beyond,
     change_from,
+    sent_as,
+    sent_down,
     weighted_sum,
 )
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
@@ -94,12 +96,14 @@ class SimulatedClients(Clients):
         watch: Watch | None = None,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         attack: Attack | None = None,
-        memory: dict[str, PerClient] | None = None,
+        memory: dict[str, Any] | None = None,
     ):
         self.population, self.chunk_size, self.watch = population, chunk_size, watch
         self.aggregation, self.attack = aggregation, attack
-        self.memory = dict(memory or {})  # by client function, what encoding its answers has left out
+        self.memory = dict(memory or {})  # by client function, what encoding left out of its answers, and of what it was sent
         self.averaged: dict[str, Tree] = {}  # in a rehearsal, by client function, the shapes of answers that are averaged
+        self.addressed: dict[str, list[Any]] = {}  # in a rehearsal, the shapes of arrays that are sent encoded
+        self.received: dict[int, Array] = {}  # by the identity of an array of the last call's, what the clients have of it
         self._participation, self._key = participation, key
         self._calls, self.traffic = jnp.int32(0), Traffic.zero()
         self.reported: dict[str, Array | float] = {}
@@ -140,6 +144,26 @@ class SimulatedClients(Clients):
         self._check_trace()
         self._calls += 1
         return fold_in(self._key, self._calls - 1)
+
+    def sent(self, function: str, values: Tree) -> tuple[Tree, Tree]:
+        """The server's values as clients have them, and as they cross."""
+        leaves, structure = jax.tree.flatten(values)
+        places = [k for k, leaf in enumerate(leaves) if self.aggregation.shrinks(leaf)]
+        self.received = {}
+        if not places:
+            return values, values
+        large = [leaves[k] for k in places]
+        name = sent_as(function, large)
+        if self.watch is not None:
+            self.addressed[name] = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in large]
+            return values, values
+        made = sent_down(self.aggregation, large, self.memory[name])
+        self.memory = {**self.memory, name: made.left}
+        self.received = {id(leaf): got for leaf, got in zip(large, made.received, strict=True)}
+        crossing = [leaf for k, leaf in enumerate(leaves) if k not in places], made.messages
+        for k, got in zip(places, made.received, strict=True):
+            leaves[k] = got
+        return jax.tree.unflatten(structure, leaves), crossing
 
     def key_for(self, purpose: int) -> Array:
         """A random key for something else than a call or a draw, which leaves theirs as they are."""
@@ -238,13 +262,13 @@ class SimulatedCohort(Cohort):
     def _call(self, function: Callable[..., Tree], args: tuple) -> tuple[Callable[[Tree], Tree], Tree]:
         """What each client computes from its row, and the rows; the server's arguments are counted as sent."""
         key, population = self._clients.next_key(), self._clients.population
-        sent = [a for a in args if not isinstance(a, Rows)]
-        self._clients.count(Traffic.of_clients(self._count, down=sent))
+        values, crossing = self._clients.sent(function.__name__, [a for a in args if not isinstance(a, Rows)])
+        self._clients.count(Traffic.of_clients(self._count, down=crossing))
 
         def compute(row: Tree) -> Tree:
             m, held = row
-            held = iter(held)
-            here = [next(held) if isinstance(a, Rows) else a for a in args]
+            held, given = iter(held), iter(values)
+            here = [next(held) if isinstance(a, Rows) else next(given) for a in args]
             return function(population.client(m, fold_in(key, m)), *here)
 
         rows = self._ids, [a.rows for a in args if isinstance(a, Rows)]
@@ -273,8 +297,10 @@ class SimulatedCohort(Cohort):
         told = [leaf for leaf in beyond(around, server) if not isinstance(leaf, int)]
         self._clients.count(Traffic.of_clients(self._count, down=told))
 
+        near = jax.tree.map(lambda leaf: self._clients.received.get(id(leaf), leaf), around)
+
         def encoded(row: Tree) -> tuple[Tree, Tree, Tree]:
-            message, memory = rule.encode(key, change_from(around, row[0]), row[1])
+            message, memory = rule.encode(key, change_from(near, row[0]), row[1])
             return message, memory, rule.decode(key, message, one)
 
         everyone = self._clients.memory[name]

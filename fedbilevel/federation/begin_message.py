@@ -58,7 +58,7 @@ class BeginMessage:
     number: int  # m
     weight: float  # M w_m
     aggregate: str = "mean"
-    names: Sequence[str] = ()  # of all clients
+    names: tuple[str, ...] = ()  # of all clients
     code: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the user's code, by what it defines; "" for ours
     fit: str = ""  # the preprocessing of all sites' tables, where they have tables
     sites: Sequence[Sequence[int]] = ()  # for each site its `Holdings.found`, or nothing while it has not said

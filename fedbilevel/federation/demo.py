@@ -20,7 +20,7 @@ from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
 
 SITES = [f"hospital-{m}" for m in range(1, 5)]
-RUN = ["data-cleaning", "fedbioacc", "--rounds", "201", "--every", "20"]
+RUN = ["data-cleaning", "fedpace", "--rounds", "101", "--every", "20"]
 DOUBLE = {"JAX_ENABLE_X64": "1"}  # in single precision rounding separates the two runs after about fifty rounds
 TOLERANCE = 1e-5
 CONNECTING = 60.0  # seconds
@@ -42,7 +42,7 @@ def demonstrate(folder: Path, say: Callable[[str], None]) -> None:
         _command("run", *RUN, "--federation", federation.folder, "--out", folder / "deployed", "--force")
     say("\nThe same run, simulated in one process:")
     _command("run", *RUN, "--knob", f"clients={len(SITES)}", "--out", folder / "simulated", "--force")
-    deployed, simulated = (RunFolder(folder / kind / "fedbioacc").rows() for kind in ("deployed", "simulated"))
+    deployed, simulated = (RunFolder(folder / kind / "fedpace").rows() for kind in ("deployed", "simulated"))
     counted, difference = _compared(deployed, simulated)
     say(f"\nRounds and traffic are equal in all {len(deployed)} rows of metrics; the other {counted} numbers differ by at most")
     say(f"{difference:.1e} of their size.")

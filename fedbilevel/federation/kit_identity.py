@@ -31,7 +31,7 @@ class KitIdentity:
         self._certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
         self._root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
         self._known: dict[int, tuple[bytes, RSAPublicKey]] = {}
-        if len(set(sites)) < len(sites) or sites[number : number + 1] != [_name(self._certificate)]:
+        if len(set(sites)) < len(sites) or list(sites[number : number + 1]) != [_name(self._certificate)]:
             raise InputError("the sites of a secure sum hold one twice, or another in this site's place: refused")
 
     def sign(self, message: bytes) -> bytes:

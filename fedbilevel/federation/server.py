@@ -151,7 +151,7 @@ class ExperimentServer:
             fit=fit,
             sites=self._data.found,
             aggregate=configuration.options.aggregate,
-            names=self.sites,
+            names=tuple(self.sites),
         )
         return {m: dataclasses.replace(message, number=m, weight=w).encoded() for m, w in enumerate(weights)}
 

@@ -45,6 +45,10 @@ def simulation(
     require_participation("participation", drawn)
     drawn.capacity(task.population.size)
     if algorithm.pooled:
+        if not rule.streams or checked.attack:
+            raise InputError(
+                f"{type(algorithm).__name__} pools all rows in one client: leave out the aggregation and the attack"
+            )
         engine = SimulatedEngine(task.population.pooled(), Everyone(), products=checked.products)
     else:
         attack = Attack.parse(checked.attack) if checked.attack else None
