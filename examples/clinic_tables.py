@@ -4,7 +4,7 @@ The tables have numbers, categories and empty cells. What standardises, fills in
 clinics: no row leaves its table. x has a number for each training row, whose weight is its sigmoid; y is the classifier.
 
     python examples/clinic_tables.py                  # makes four unequal tables in ./clinics, and solves
-    fedbilevel run examples/clinic_tables.py simfbo fedavg --rounds 300 --data clinics --out runs
+    fedbilevel run examples/clinic_tables.py fedpace fedavg --rounds 100 --data clinics --out runs
 """
 
 import jax
@@ -17,7 +17,7 @@ GRADES = {"texture": ["low", "medium", "high"], "symmetry": []}  # the clinics n
 COLUMNS = fb.Columns("diagnosis", [*NUMBERS, *GRADES], {**GRADES, "diagnosis": []}, weight="weight", split="role")
 
 
-@fb.task(headline="accuracy", better={"accuracy": "higher"}, suited={"simfbo": dict(eta_x=30, gamma_x=30)}, columns=COLUMNS)
+@fb.task(headline="accuracy", better={"accuracy": "higher"}, columns=COLUMNS)
 def cleaning(data: fb.Tables, lam: float = fb.real(0.01, "weight decay", least=0)) -> fb.Task:
     """Weigh the training rows of clinics, some of whose labels are wrong; the validation rows were checked."""
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
     from sklearn.metrics import roc_auc_score
 
     right = make_tables("clinics")
-    solution = fb.solve(cleaning().build("clinics"), algorithm=fb.SimFBO(eta_x=30, gamma_x=30), rounds=300)
+    solution = fb.solve(cleaning().build("clinics"), rounds=100)
     solution.save("cleaned.npz")
     print(f"validation accuracy: {solution.history[0]['accuracy']:.3f} -> {solution.history[-1]['accuracy']:.3f}")
     print(f"right labels told from wrong ones: {roc_auc_score(right, solution.x):.3f} (area under the ROC curve)")
