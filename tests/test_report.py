@@ -23,6 +23,7 @@ from fedbilevel.registry import chosen
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curve_picture import draw
 from fedbilevel.report.curves import Curve, curves, labels
+from fedbilevel.report.latex import latex_table, write_latex
 from fedbilevel.report.page import page
 from fedbilevel.report.page_data import contents
 from fedbilevel.report.styles import PAPER
@@ -382,7 +383,7 @@ def test_pictures_come_as_png_and_svg_with_text_that_stays_text(folders, tmp_pat
     assert [p.name for p in written] == ["figure.png", "figure.svg", "figure.pdf"]
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     svg = (tmp_path / "figure.svg").read_text()
-    assert "communication rounds</text>" in svg and "simfbo, seed 1</text>" in svg and 'width="396pt"' in svg
+    assert "communication rounds</text>" in svg and "simfbo, 2 seeds</text>" in svg and 'width="396pt"' in svg
 
 
 def test_a_table_leaves_out_the_two_losses_and_not_what_runs_are_compared_by():
@@ -417,6 +418,19 @@ def test_a_table_has_means_over_seeds_and_marks_the_best():
     half = t.ppf(0.975, 1) * 0.2
     assert [str(cell) for cell in accuracies] == [f"0.7 ± {half:.2g}", "0.6 ± 0", "1"]
     assert [cell.style for cell in accuracies] == ["bold", "", ""] and str(losses[0]) == "3 ± 0"
+
+
+def test_runs_become_a_latex_table_and_figures(folders, tmp_path):
+    numbers = dict(step=1, rounds=2, bytes_up=4e6, bytes_down=4, seconds=0.1, upper_loss=3.0, lower_loss=4.0)
+    runs = [Curve(label, [{**numbers, "x_error": e}], "finished", "x_error") for label, e in (("a_b, c 1%", 2e-9), ("d", 3.0))]
+    assert latex_table(runs) == (
+        "\\begin{tabular}{lrrrrr}\n\\toprule\nrun & x error & rounds & MB up & MB down & seconds \\\\\n\\midrule\n"
+        "a\\_b, c 1\\% & \\textbf{2$\\cdot 10^{-9}$} & 2 & 4.00 & 0.00 & 0.1 \\\\\n"
+        "d & 3 & 2 & 4.00 & 0.00 & 0.1 \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+    written = write_latex(curves(folders), tmp_path / "paper")
+    assert [file.name for file in written] == ["table.tex", "rounds.pdf", "megabytes.pdf"]
+    assert all(file.read_bytes().startswith(b"%PDF") for file in written[1:])
 
 
 def test_a_band_is_students_confidence_interval_and_interpolates():

@@ -15,6 +15,7 @@ from fedbilevel.report.styles import find_style
 
 if TYPE_CHECKING:
     from fedbilevel.report.curves import Curve
+    from fedbilevel.runs.folder import RunFolder
 
 Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
@@ -24,8 +25,15 @@ def report(
     directories: Directories,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     open_: Open = False,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write a LaTeX table and figures into this folder instead.", metavar="FOLDER")
+    ] = None,
 ) -> None:
     """Write one HTML file with the runs' numbers, curves, data and settings; it needs no network."""
+    if latex is not None:
+        from fedbilevel.report.latex import write_latex
+
+        return say(f"for LaTeX: {', '.join(map(str, write_latex(_comparable(directories)[1], latex)))}")
     from fedbilevel.library.report_page import write_report
 
     write_report(*directories, out=out)
@@ -64,8 +72,20 @@ def compare(
     picture_path(out)
     look = find_style(style)
     from fedbilevel.report.curve_picture import draw
-    from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
+
+    folders, curves = _comparable(directories)
+    written = draw(curves, out, look)
+    if json:
+        runs = [{"folder": str(folder.path), **_plain(curve)} for folder, curve in zip(folders, curves, strict=True)]
+        return say_json({"runs": runs, "pictures": list(map(str, written))})
+    console.print(table(curves))
+    say(f"pictures: {', '.join(map(str, written))}")
+
+
+def _comparable(directories: list[Path]) -> tuple[list[RunFolder], list[Curve]]:
+    """The runs in the directories, and their curves; `InputError` if their main metrics differ."""
+    from fedbilevel.report.curves import curves as read
     from fedbilevel.runs.folder import RunFolder
 
     folders = [folder for directory in directories for folder in RunFolder.find(directory)]
@@ -73,12 +93,7 @@ def compare(
     headlines = sorted({curve.headline for curve in curves})
     if len(headlines) > 1:
         raise InputError(f"the runs' main metrics are {' and '.join(headlines)}: compare runs of one kind of task")
-    written = draw(curves, out, look)
-    if json:
-        runs = [{"folder": str(folder.path), **_plain(curve)} for folder, curve in zip(folders, curves, strict=True)]
-        return say_json({"runs": runs, "pictures": list(map(str, written))})
-    console.print(table(curves))
-    say(f"pictures: {', '.join(map(str, written))}")
+    return folders, curves
 
 
 def _plain(curve: Curve) -> dict[str, Any]:

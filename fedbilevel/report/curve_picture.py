@@ -1,4 +1,4 @@
-"""Pictures of curves, as PNG and SVG, for a screen or a paper."""
+"""Pictures of curves, for a screen or a paper."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedbilevel.report.curves import Curve
+from fedbilevel.report.confidence import band
+from fedbilevel.report.curves import Curve, in_series
 from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 
 FORMATS = (".png", ".svg")
@@ -39,13 +40,23 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
 
 
 def panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[Curve, dict[str, Any]], float]) -> None:
-    """Draw a metric of the curves at their rows' positions; on a logarithmic scale if it falls a hundredfold."""
+    """Draw a metric of the curves at their rows' positions; on a logarithmic scale if it falls a hundredfold.
+
+    Of runs that differ only in their seed it draws the mean and its confidence interval.
+    """
     lowest, highest = float("inf"), 0.0
-    for k, curve in enumerate(curves):
-        rows = [row for row in curve.rows if row.get(metric) is not None]
-        values = [row[metric] for row in rows]
-        lowest, highest = min([lowest, *values]), max([highest, *values])
-        axis.plot([position(curve, row) for row in rows], values, label=curve.label, **look(k))
+    for k, series in enumerate(in_series(curves)):
+        rows = [[row for row in run.rows if row.get(metric) is not None] for run in series.runs]
+        values = [[row[metric] for row in of_run] for of_run in rows]
+        at = [[position(run, row) for row in of_run] for run, of_run in zip(series.runs, rows, strict=True)]
+        found = [value for of_run in values for value in of_run]
+        lowest, highest = min([lowest, *found]), max([highest, *found])
+        common = band(at, values) if len(values) > 1 else None
+        if common:
+            axis.fill_between(common.at, common.low, common.high, color=look(k)["color"], alpha=0.2, linewidth=0)
+            at, values = [common.at], [common.mean]
+        for n, (positions, line) in enumerate(zip(at, values, strict=True)):
+            axis.plot(positions, line, label=series.label if n == 0 else None, **look(k))
     if 0 < lowest < highest / 100:
         axis.set_yscale("log")
     axis.spines[["top", "right"]].set_visible(False)

@@ -31,6 +31,30 @@ class Curve(NamedTuple):
         return sum(row[f"bytes_{d}"] for d in directions) / 1e6
 
 
+class Series(NamedTuple):
+    """Runs that differ only in their seed, and ended alike."""
+
+    label: str
+    runs: list[Curve]
+
+    def ends(self, name: str) -> list[float]:
+        """A number of the runs at their ends; nothing if one of them does not have it."""
+        found = [row[name] for run in self.runs if (row := run.rows[-1]).get(name) is not None]
+        return found if len(found) == len(self.runs) else []
+
+
+def in_series(curves: Sequence[Curve]) -> list[Series]:
+    """The runs, with those together that differ only in their seed."""
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault((curve.series or curve.label, curve.status), []).append(curve)
+    found = []
+    for (name, status), runs in groups.items():
+        name = runs[0].label if len(runs) == 1 else f"{name}, {len(runs)} seeds"
+        found.append(Series(name if status == "finished" else f"{name} ({status})", runs))
+    return found
+
+
 def curves(folders: Sequence[RunFolder]) -> list[Curve]:
     """Each run's curve so far; labels say how the runs differ. `InputError` if a run has no metrics yet."""
     result = []

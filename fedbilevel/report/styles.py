@@ -42,6 +42,17 @@ PAPER = Style(  # the text width and caption size of the usual conference templa
         "grid.linewidth": 0.4,
     },
 )
+COLUMN = Style(  # a column of a two-column template, in LaTeX's own letters
+    3.25,
+    2.3,
+    600,
+    {
+        **PAPER.settings,
+        "font.serif": ["cmr10", "DejaVu Serif"],
+        "axes.formatter.use_mathtext": True,
+        "legend.fontsize": 7,
+    },
+)
 STYLES = {"screen": SCREEN, "paper": PAPER}
 
 

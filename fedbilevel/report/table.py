@@ -1,8 +1,9 @@
-"""Runs side by side in the terminal."""
+"""Runs side by side: the numbers at their ends, for the terminal and for other tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -10,62 +11,74 @@ from rich.text import Text
 
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.report.confidence import interval
-from fedbilevel.report.curves import Curve, metrics
+from fedbilevel.report.curves import Curve, Series, in_series, metrics
 
-NUMBERS = ("rounds", "MB up", "MB down", "seconds")
+COSTS = ("rounds", "MB up", "MB down", "seconds")
+
+
+class Cell(NamedTuple):
+    """A number in words, and whether it is the best of its column."""
+
+    text: str
+    best: bool = False
+
+
+class Line(NamedTuple):
+    """A run, or several that differ only in their seed."""
+
+    label: str
+    cells: list[Cell]
+
+
+class Comparison(NamedTuple):
+    """The numbers at the ends of runs."""
+
+    columns: list[str]
+    lines: list[Line]
+
+
+def compared(curves: Sequence[Curve]) -> Comparison:
+    """For each run, or series of seeds, its metrics and what it took; over seeds the mean with its confidence interval.
+
+    Of the two losses there is one only if runs are compared by it.
+    """
+    shown = [name for name in metrics(curves) if name not in LOSSES or name in {curve.headline for curve in curves}]
+    series = in_series(curves)
+    best = {name: _best(name, series) for name in shown}
+    lines = [Line(one.label, [*(Cell(_shown(one.ends(m)), one is best[m]) for m in shown), *_costs(one)]) for one in series]
+    return Comparison([*(name.replace("_", " ") for name in shown), *COSTS], lines)
 
 
 def table(curves: Sequence[Curve]) -> Table:
-    """The last row of every run, or its mean over seeds with a confidence interval; the best of each metric is bold.
-
-    Of the two losses it shows one only if runs are compared by it.
-    """
-    shown = [name for name in metrics(curves) if name not in LOSSES or name in {curve.headline for curve in curves}]
-    series: dict[tuple[str, str], list[Curve]] = {}
-    for curve in curves:
-        series.setdefault((curve.series or curve.label, curve.status), []).append(curve)
-    best = {name: _best(name, list(series.values())) for name in shown}
+    """The comparison for a terminal; the best of each metric is bold."""
+    comparison = compared(curves)
     out = Table(box=None, pad_edge=False, header_style="bold")
     out.add_column("run", overflow="fold")
-    for name in [*(m.replace("_", " ") for m in shown), *NUMBERS]:
+    for name in comparison.columns:
         out.add_column(name, justify="right")
-    for alike in series.values():
-        values = [_shown(name, alike, bold=alike is best[name]) for name in shown]
-        last = [curve.rows[-1] for curve in alike]
-        rounds, seconds = (np.mean([row[name] for row in last]) for name in ("rounds", "seconds"))
-        up, down = (np.mean([c.megabytes(row, d) for c, row in zip(alike, last, strict=True)]) for d in ("up", "down"))
-        out.add_row(_label(alike), *values, f"{rounds:.0f}", f"{up:.2f}", f"{down:.2f}", f"{seconds:.1f}")
+    for line in comparison.lines:
+        out.add_row(line.label, *(Text(cell.text, "bold" if cell.best else "") for cell in line.cells))
     return out
 
 
-def _label(alike: Sequence[Curve]) -> str:
-    one = alike[0]
-    name = one.label if len(alike) == 1 else f"{one.series}, {len(alike)} seeds"
-    return name if one.status == "finished" else f"{name} ({one.status})"
+def _shown(ends: Sequence[float]) -> str:
+    if len(ends) < 2:
+        return "".join(f"{value:.4g}" for value in ends)
+    mean, half = interval(ends)
+    return f"{mean:.4g} ± {half:.2g}"
 
 
-def _ends(name: str, alike: Sequence[Curve]) -> list[float]:
-    """A metric of the runs at their ends; nothing if one of them does not have it."""
-    found = [row[name] for curve in alike if (row := curve.rows[-1]).get(name) is not None]
-    return found if len(found) == len(alike) else []
+def _costs(series: Series) -> list[Cell]:
+    last = [(run, run.rows[-1]) for run in series.runs]
+    rounds, seconds = (np.mean([row[name] for _, row in last]) for name in ("rounds", "seconds"))
+    up, down = (np.mean([run.megabytes(row, direction) for run, row in last]) for direction in ("up", "down"))
+    return [Cell(f"{rounds:.0f}"), Cell(f"{up:.2f}"), Cell(f"{down:.2f}"), Cell(f"{seconds:.1f}")]
 
 
-def _shown(name: str, alike: Sequence[Curve], bold: bool) -> Text:
-    ends = _ends(name, alike)
-    if not ends:
-        return Text("")
-    mean, half = interval(ends) if len(ends) > 1 else (ends[0], None)
-    text = f"{mean:.4g}" if half is None else f"{mean:.4g} ± {half:.2g}"
-    return Text(text, "bold" if bold else "")
-
-
-def _best(name: str, series: Sequence[Sequence[Curve]]) -> Sequence[Curve] | None:
-    """The runs with the best mean of a metric, of those that finished; None if there is nothing to compare."""
-    sign = -1 if series[0][0].better.get(name) == "higher" else 1
-    found = [
-        (sign * float(np.mean(ends)), alike)
-        for alike in series
-        if alike[0].status == "finished"
-        if (ends := _ends(name, alike))
-    ]
-    return min(found, key=lambda one: one[0])[1] if len(found) > 1 else None
+def _best(name: str, series: Sequence[Series]) -> Series | None:
+    """The series with the best mean of a metric, of those that finished; None if there is nothing to compare."""
+    finished = [one for one in series if one.runs[0].status == "finished" and one.ends(name)]
+    if len(finished) < 2:
+        return None
+    choose = max if finished[0].runs[0].better.get(name) == "higher" else min
+    return choose(finished, key=lambda one: float(np.mean(one.ends(name))))
