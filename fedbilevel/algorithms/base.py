@@ -32,6 +32,7 @@ class Algorithm(abc.ABC):
     constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
     needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
     reports: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what its steps report, with the meaning in words
+    gathers: ClassVar[bool | Mapping[str, str]] = False  # whether its server needs single answers, or with which settings
     pooled: bool = False  # whether one client holds all rows; a hyperparameter of methods that have both forms
 
     def __post_init__(self) -> None:
@@ -52,7 +53,9 @@ class Algorithm(abc.ABC):
     @property
     def single_answers(self) -> bool:
         """Whether its server needs what each client sends (`gather`), and not only means."""
-        return False
+        if isinstance(self.gathers, bool):
+            return self.gathers
+        return all(getattr(self, name) == value for name, value in self.gathers.items())
 
     def step_sizes(self, step: int) -> dict[str, float]:
         """The real hyperparameters and the scheduled values in force at an outer step, for messages."""

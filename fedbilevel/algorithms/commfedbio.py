@@ -39,16 +39,12 @@ class CommFedBiO(DoubleLoop):
     """Lower rounds, compressed rounds on the linear system with error feedback, then one averaged step on x."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM, **U_NORM}
+    gathers: ClassVar[bool] = True  # clients send unlike entries
 
     lower_solver: str = choice("fedavg", "how y approaches y*(x)", LOWER_ROUNDS)
     tau: float = step_size(0.2, "τ, step on u")
     system_rounds: int = count(5, "K, rounds on u in a step")
     one_in: int = count(4, "a client sends one in this many entries")
-
-    @property
-    def single_answers(self) -> bool:
-        """Clients send unlike entries."""
-        return True
 
     @at_client
     def first_residual(self, client: Client, u: Array) -> Array:

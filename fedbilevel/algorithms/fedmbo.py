@@ -46,6 +46,7 @@ class FedMBO(DoubleLoop, BiasedBySampling):
     """A lower solver, then a Neumann estimate of the hypergradient in separate rounds, then a step on x."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
+    gathers: ClassVar[Mapping[str, str]] = {"estimator": "phe"}  # its chains travel from client to client
 
     lower_solver: str = choice("sgd", "how y approaches y*(x)", LOWER_ROUNDS, source="the paper's Algorithm 1")
     estimator: str = choice(
@@ -54,11 +55,6 @@ class FedMBO(DoubleLoop, BiasedBySampling):
     smoothness: float = step_size(1.0, "ℓ ≥ max M w_m L_m, L_m the smoothness of g_m in y; 1/ℓ is the Neumann series' step")
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     local_upper: bool = flag(False, "move x in τ corrected local steps, which take one more round")
-
-    @property
-    def single_answers(self) -> bool:
-        """PHE's chains travel from client to client."""
-        return self.estimator == "phe"
 
     @at_client
     def chain_start(self, client: Client, x: Array, y: Array) -> tuple[Array, Array]:

@@ -23,6 +23,7 @@ class CompressedSOBA(Algorithm):
     """An algorithm with one loop, one round per step, and a moving average for x."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM, **U_NORM}
+    gathers: ClassVar[bool] = True  # clients send unlike entries
 
     alpha: float = step_size(0.02, "α, step on x")
     beta: float = step_size(0.1, "β, step on y")
@@ -30,11 +31,6 @@ class CompressedSOBA(Algorithm):
     theta: float = real(0.2, "θ, weight of the new direction in x's moving average", above=0, most=1)
     radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
     one_in: int = count(4, "s: a client sends one in this many entries")
-
-    @property
-    def single_answers(self) -> bool:
-        """Clients send unlike entries."""
-        return True
 
     def moved(self, z: Point, h: Array, d: Point, clients: Clients) -> tuple[Point, Array]:
         """The point after the step, and the new h."""
