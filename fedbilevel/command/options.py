@@ -20,7 +20,6 @@ from fedbilevel.own_code import label
 from fedbilevel.registry import find, in_full
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
-from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.user_files import Scalar, naming, read_toml
 
 console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 120)
@@ -110,11 +109,6 @@ def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
     return {"rounds": 1000 if rounds is None and steps is None else rounds, "steps": steps}
 
 
-def data_folder(given: str) -> str:
-    """The full path of the folder, if one is given."""
-    return str(existing_folder(given).resolve()) if given else ""
-
-
 def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
     """An option's NAME=VALUE pairs as a dictionary."""
     pairs: dict[str, str] = {}
@@ -187,10 +181,10 @@ def new_folder(*names: str) -> Path:
     return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
 
 
-def note_changes(began: Path, changes: str) -> None:
-    """Say what has changed since something that is now continued began, if anything has."""
-    if changes:
-        say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
+def say_note(note: str) -> None:
+    """Print a note, if there is one."""
+    if note:
+        say(f"note: {note}")
 
 
 def when_a_pipe_closes(action: signal.Handlers) -> None:

@@ -39,10 +39,20 @@ def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path]
     import matplotlib
 
     with matplotlib.rc_context(style.settings):
-        _grid(heat_map(sweep, cells, metric), metric, sweep.title(), paths, style)
+        drawn = figure(sweep, cells, metric, style)
+        for path in paths:
+            save(drawn, path, style)
 
 
-def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style: Style) -> None:
+def figure(sweep: Sweep, cells: Sequence[Cell], metric: str, style: Style = SCREEN) -> Any:
+    """The heat map as a figure of matplotlib's."""
+    import matplotlib
+
+    with matplotlib.rc_context(style.settings):
+        return _drawn(heat_map(sweep, cells, metric), metric, sweep.title(), style)
+
+
+def _drawn(drawn: HeatMap, metric: str, title: str, style: Style) -> Any:
     from matplotlib.figure import Figure
 
     down, across, rows, columns, numbers = drawn
@@ -61,8 +71,7 @@ def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style:
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xticks(range(len(columns)), columns)
     axis.set(ylabel=down, xlabel=across, title=title)
-    for path in paths:
-        save(figure, path, style)
+    return figure
 
 
 def _text(value: Any) -> str:
