@@ -131,7 +131,7 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.library.sweep import execute, note_on_versions
-    from fedbilevel.library.sweep_result import SweepResult, pictures
+    from fedbilevel.library.sweep_result import best_cells, concluded, pictures
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
     say_note(note_on_versions(folder))
@@ -140,8 +140,8 @@ def _execute(folder: SweepFolder, style: Style) -> None:
             execute(folder, console, stop)
     except Interrupted as interrupted:
         fail(f"stopped; continue with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
-    result = SweepResult.concluded(folder, style)
-    head, *rows = result.lines()
+    result = concluded(folder, style)
+    head, *rows = best_cells(result)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         table.add_column(name, justify="right")
@@ -149,8 +149,8 @@ def _execute(folder: SweepFolder, style: Style) -> None:
         table.add_row(*row)
     console.print()
     console.print(table)
-    if result.hidden:
-        console.print(f"... and {result.hidden} more in cells.csv")
+    if len(rows) < len(result.cells):
+        console.print(f"... and {len(result.cells) - len(rows)} more in cells.csv")
     say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures(folder.path)))}")
     if (folder.path / "best.toml").exists():
         swept = result.swept

@@ -15,7 +15,7 @@ from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
 from fedbilevel.library.names import name_of, plain
-from fedbilevel.library.sweep_result import SweepResult
+from fedbilevel.library.sweep_result import SweepResult, concluded
 from fedbilevel.own_code import adopted, is_unnamed, label, offers
 from fedbilevel.registry import Registry, chosen
 from fedbilevel.runs.options import RunOptions
@@ -140,7 +140,7 @@ def execute(folder: SweepFolder, console: Console, stop: StopRequest) -> None:
 def _stoppable(folder: SweepFolder, then: str) -> SweepResult:
     with interruptible(then) as (console, stop):
         execute(folder, console, stop)
-    return SweepResult.concluded(folder)
+    return concluded(folder)
 
 
 class _Part(NamedTuple):

@@ -29,13 +29,6 @@ class SweepResult:
     metric: str
     cells: list[Cell]
 
-    @classmethod
-    def concluded(cls, folder: SweepFolder, style: Style = SCREEN) -> SweepResult:
-        """The result of a sweep whose runs have all ended, whose table, best settings and pictures this writes."""
-        result = cls(folder.sweep, folder.metric, folder.conclude())
-        grid_picture.grid(result.swept, result.cells, result.metric, pictures(folder.path), style)
-        return result
-
     @property
     def best(self) -> dict[str, Any]:
         """The best cell's values, by name of the hyperparameter or knob; empty if a run of every cell diverged."""
@@ -56,25 +49,11 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         """The line, the best cells in a table, and the picture of the grid, for a notebook."""
-        head, *rows = self.lines()
-        lines = [_row("th", head), *(_row("td", row) for row in rows), *([_row("td", ["..."])] if self.hidden else [])]
+        head, *rows = best_cells(self)
+        more = [_row("td", ["..."])] if len(rows) < len(self.cells) else []
+        lines = [_row("th", head), *(_row("td", row) for row in rows), *more]
         picture = f'<img alt="{html.escape(self.metric)} over the grid" src="{data_url(self.plot())}">'
         return f"<p>{html.escape(repr(self))}</p><table>{''.join(lines)}</table>{picture}"
-
-    def lines(self) -> list[list[str]]:
-        """The table for reading: a heading, and the best cells with the metric that ranks them."""
-        head = [*self.swept.grid, self.metric.replace("_", " "), "deviation", "diverged"]
-        return [head, *(self._line(cell) for cell in self.cells[:SHOWN])]
-
-    @property
-    def hidden(self) -> int:
-        """How many cells `lines` leaves out."""
-        return max(0, len(self.cells) - SHOWN)
-
-    def _line(self, cell: Cell) -> list[str]:
-        mean = cell.mean(self.metric)
-        numbers = ["", ""] if math.isnan(mean) else [f"{mean:.4g}", f"{cell.deviation(self.metric):.2g}"]
-        return [*map(str, cell.values.values()), *numbers, f"{cell.diverged} of {self.swept.seeds}"]
 
     def plot(self) -> Any:
         """A matplotlib figure of the metric over the grid, with crosses where a run diverged."""
@@ -87,6 +66,25 @@ class SweepResult:
             InputError: pandas is not installed.
         """
         return data_frame(self.table)
+
+
+def concluded(folder: SweepFolder, style: Style = SCREEN) -> SweepResult:
+    """The result of a sweep whose runs have all ended, whose table, best settings and pictures this writes."""
+    result = SweepResult(folder.sweep, folder.metric, folder.conclude())
+    grid_picture.grid(result.swept, result.cells, result.metric, pictures(folder.path), style)
+    return result
+
+
+def best_cells(result: SweepResult) -> list[list[str]]:
+    """A table for reading: a heading, and the best cells with the metric that ranks them."""
+
+    def line(cell: Cell) -> list[str]:
+        mean = cell.mean(result.metric)
+        numbers = ["", ""] if math.isnan(mean) else [f"{mean:.4g}", f"{cell.deviation(result.metric):.2g}"]
+        return [*map(str, cell.values.values()), *numbers, f"{cell.diverged} of {result.swept.seeds}"]
+
+    head = [*result.swept.grid, result.metric.replace("_", " "), "deviation", "diverged"]
+    return [head, *(line(cell) for cell in result.cells[:SHOWN])]
 
 
 def pictures(folder: Path) -> list[Path]:

@@ -53,12 +53,12 @@ def figure(sweep: Sweep, cells: Sequence[Cell], metric: str, style: Style = SCRE
 
 
 def _drawn(drawn: HeatMap, metric: str, title: str, style: Style) -> Any:
-    from matplotlib.figure import Figure
+    from fedbilevel.report.shown_figure import ShownFigure
 
     down, across, rows, columns, numbers = drawn
     unit = style.settings["font.size"] / 10  # inches grow with the font size
     width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     for r, row in enumerate(numbers):
         for c, number in enumerate(row):
