@@ -105,7 +105,8 @@ def tasks() -> str:
 
 def examples() -> str:
     """The examples with what they say of themselves."""
-    parts = ["# Examples\n\nEach runs in a minute on bundled data, and the tests run them all.\n"]
+    intro = "Each runs in a minute on bundled data, and the tests run them all, and [a notebook](first-problem.md) too."
+    parts = [f"# Examples\n\n{intro}\n"]
     for path in sorted(EXAMPLES.glob("*.py")):
         source = path.read_text()
         title, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")

@@ -25,15 +25,8 @@ from fedbilevel.tasks.quadratic import Quadratic
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-GENERATED = {
-    "tasks.md",
-    "examples.md",
-    "first-problem.md",
-    "api.md",
-    "results.md",
-    "algorithms/index.md",
-    *(f"algorithms/{name}.md" for name in ALGORITHMS),
-}
+PAGES = ("tasks", "examples", "first-problem", "api", "results", "algorithms/index", *(f"algorithms/{n}" for n in ALGORITHMS))
+GENERATED = {f"{page}.md" for page in PAGES}
 
 
 def blocks(path, language):
