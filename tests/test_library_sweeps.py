@@ -92,6 +92,14 @@ def test_ctrl_c_keeps_the_runs_that_are_done_and_resume_makes_the_others(small, 
     assert len(done) == 1 and len(fb.resume(swept).cells) == 2 and lines(swept)[:1] == done
 
 
+def test_x_and_y_keep_their_precision_in_a_sweep():
+    start = jnp.ones((), jnp.float32), jnp.zeros((), jnp.bfloat16)
+    task = fb.Task.of(f, g, *start, lower=[jnp.arange(3.0), jnp.ones(2)])
+    (cell,) = fb.sweep(task, STEPS, {"gamma_x": [0.05]}, seeds=2, rounds=10, every=10).cells
+    alone = [fb.solve(task, algorithm=dataclasses.replace(STEPS, gamma_x=0.05), rounds=10, seed=seed) for seed in range(2)]
+    assert [outcome.rows[-1]["upper_loss"] for outcome in cell.outcomes] == [s.history[-1]["upper_loss"] for s in alone]
+
+
 def test_a_problem_that_no_file_describes_is_swept_and_not_continued(tmp_path):
     grid = {"gamma_x": [0.05, 1e9]}
     result = fb.sweep(problem(), STEPS, grid, seeds=1, rounds=10, out=tmp_path / "swept")
