@@ -1,4 +1,4 @@
-"""Pages that mkdocs makes from the code: algorithms and what a step of each costs, tasks, examples, results."""
+"""Pages that mkdocs makes from the code: algorithms and what a step of each costs, tasks, examples, the API, results."""
 
 import ast
 import html
@@ -6,10 +6,12 @@ import re
 import sys
 from pathlib import Path
 
+from api import reference
 from costs import Cost, cost
 from formulas import rendered
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from notebook import notebook
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.explain import Explained, explained
@@ -36,6 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **{f"algorithms/{name}.md": algorithm(name, entry, costs[name]) for name, entry in ALGORITHMS.items()},
         "tasks.md": tasks(),
         "examples.md": examples(),
+        "first-problem.md": notebook(EXAMPLES / "first_problem.ipynb"),
+        "api.md": reference(prose),
         "results.md": (REPRODUCTIONS / "RESULTS.md").read_text().replace("<details>", '<details markdown="1">'),
     }
     for path, content in pages.items():
@@ -101,7 +105,8 @@ def tasks() -> str:
 
 def examples() -> str:
     """The examples with what they say of themselves."""
-    parts = ["# Examples\n\nEach runs in a minute on bundled data, and the tests run them all.\n"]
+    intro = "Each runs in a minute on bundled data, and the tests run them all, and [a notebook](first-problem.md) too."
+    parts = [f"# Examples\n\n{intro}\n"]
     for path in sorted(EXAMPLES.glob("*.py")):
         source = path.read_text()
         title, _, rest = (ast.get_docstring(ast.parse(source)) or "").partition("\n")

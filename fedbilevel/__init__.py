@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
     from fedbilevel.library.report_page import write_report as write_report
+    from fedbilevel.library.resume import resume as resume
     from fedbilevel.library.solution import Solution as Solution
     from fedbilevel.library.solution import load as load
     from fedbilevel.library.solve import solve as solve
+    from fedbilevel.library.sweep import sweep as sweep
+    from fedbilevel.library.sweep_result import SweepResult as SweepResult
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
     from fedbilevel.settings import choice as choice
     from fedbilevel.settings import count as count
@@ -76,8 +79,11 @@ _MODULES = {
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
         "library.report_page": ["write_report"],
+        "library.resume": ["resume"],
         "library.solution": ["Solution", "load"],
         "library.solve": ["solve"],
+        "library.sweep": ["sweep"],
+        "library.sweep_result": ["SweepResult"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
         "tasks.client_data": ["ClientData"],

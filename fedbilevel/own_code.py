@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ Class = TypeVar("Class", bound=type)
 
 _said: set[str] = set()  # what the user has allowed in this process, even if the state folder cannot be written
 _modules: dict[Path, tuple[str, types.ModuleType]] = {}  # what this process has executed, with the SHA-256 of the file
+_made: dict[tuple[str, str], type] = {}  # adopted classes that no file offers, by name and kind
 
 
 def offered(cls: Class, kind: str) -> Class:
@@ -90,6 +91,48 @@ def name_in(module: types.ModuleType, path: Path, kind: str, wanted: str | None 
     if wanted is not None and wanted not in found:
         raise InputError(f"{path} has no {kind} {wanted!r}{nearest(wanted, found)}")
     return wanted or found[0]
+
+
+@contextlib.contextmanager
+def adopted(cls: type, kind: str) -> Iterator[str]:
+    """During the block, find a user's class under the name that is yielded, without executing its file again.
+
+    The user has executed the file, as by importing it, and so allows it.
+    """
+    name = name_of_class(cls, kind)
+    if is_unnamed(name):
+        with _holding(_made, (name, kind), cls):
+            yield name
+        return
+    path = path_of(name)
+    sha256 = sha256_of(read_bytes(path))
+    _allow(path, sha256)
+    with _holding(_modules, path, (sha256, sys.modules[cls.__module__])):
+        yield name
+
+
+def made(name: str, kind: str) -> type | None:
+    """The class that is adopted under a name in angle brackets; None if none is."""
+    return _made.get((name, kind))
+
+
+def name_of_class(cls: type, kind: str) -> str:
+    """The name of a user's class: its place in the file that offers it, or its name in angle brackets if none does."""
+    module = sys.modules.get(cls.__module__)
+    file = Path(getattr(module, "__file__", None) or "")
+    is_in_file = file.suffix == ".py" and file.is_file() and getattr(module, cls.__name__, None) is cls
+    return f"{file.resolve()}:{cls.__name__}" if is_in_file and offers(cls, kind) else f"<{cls.__name__}>"
+
+
+@contextlib.contextmanager
+def _holding(table: dict[Any, Any], key: Any, value: Any) -> Iterator[None]:
+    before = {key: table[key]} if key in table else {}
+    table[key] = value
+    try:
+        yield
+    finally:
+        del table[key]
+        table.update(before)
 
 
 def load(path: Path) -> types.ModuleType:

@@ -34,9 +34,12 @@ class Entry(NamedTuple):
     run: Mapping[str, Any] = NOTHING  # default options of a run
     package: str = ""  # the package that offers it, if it is not this one
     kind: str = ""  # what that package offers it as: a task or an algorithm
+    given: type | None = None  # the class itself, where no module offers it
 
     def load(self) -> Any:
         """The class itself."""
+        if self.given is not None:
+            return self.given
         if not self.package:
             return getattr(importlib.import_module(self.module), self.name)
         try:
@@ -110,6 +113,8 @@ def find(table: Mapping[str, Entry], what: str, name: str) -> Entry:
             raise InputError(f"{path} has a {what} {own!r}, and so has {table[own].package or 'fedbilevel'}: rename yours")
         return Entry(own_code.load(Path(path)).__name__, own, "", path)
     if own_code.is_unnamed(name):
+        if made := own_code.made(name, what):
+            return Entry(made.__module__, made.__name__, "", "", given=made)
         raise InputError(f"its {what} was made in Python, and no file describes it: the run cannot be resumed, begin it again")
     if name not in table:
         raise InputError(f"there is no {what} {name!r}{nearest(name, table)}")

@@ -25,7 +25,8 @@ from fedbilevel.tasks.quadratic import Quadratic
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-GENERATED = {"tasks.md", "examples.md", "results.md", "algorithms/index.md", *(f"algorithms/{name}.md" for name in ALGORITHMS)}
+PAGES = ("tasks", "examples", "first-problem", "api", "results", "algorithms/index", *(f"algorithms/{n}" for n in ALGORITHMS))
+GENERATED = {f"{page}.md" for page in PAGES}
 
 
 def blocks(path, language):
@@ -73,6 +74,19 @@ def test_every_exported_name_is_there():
     assert {entry.name for entry in ALGORITHMS.values()} <= set(fedbilevel.__all__) == set(dir(fedbilevel))
     for name in fedbilevel.__all__:
         assert getattr(fedbilevel, name) is not None
+
+
+def test_the_reference_has_every_exported_name_with_its_arguments(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = importlib.import_module("api").reference(lambda text: text.strip())
+    for name in fedbilevel.__all__:
+        value = getattr(fedbilevel, name)
+        assert f"### {name}\n" in page or f"`{name}`" in page
+        if inspect.isfunction(value):
+            (entry,) = re.findall(rf"^### {name}\n(.*?)^##", page, re.S | re.M)
+            assert f"\n\n{inspect.getdoc(value).splitlines()[0]}" in entry
+            assert all(re.search(rf"\b{argument}\b: ", entry) for argument in inspect.signature(value).parameters)
+    assert "- `rounds`, `steps`: how long to run" in page and "0x" not in page
 
 
 def test_the_skeleton_of_a_new_algorithm_runs_and_agrees_between_the_engines(capsys, monkeypatch):

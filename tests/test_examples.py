@@ -1,5 +1,6 @@
 """Every example runs, and so does the demo, and ends where its text says."""
 
+import ast
 import json
 import os
 import re
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
+
+import fedbilevel as fb
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -79,6 +83,26 @@ def test_a_run_can_be_logged_to_tensorboard(printed, tmp_path):
     (error,) = numbers(printed("log_to_tensorboard.py"))
     (file,) = (tmp_path / "logs").iterdir()
     assert error < 1 and file.name.startswith("events.") and b"x_error" in file.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_notebook_goes_from_two_losses_to_pictures(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "first_problem.ipynb").read_text(encoding="utf-8"))
+    shown = []
+    names = {"_show": shown.append}
+    for cell in (cell for cell in notebook["cells"] if cell["cell_type"] == "code"):
+        *body, last = ast.parse("".join(cell["source"])).body
+        if isinstance(last, ast.Expr):  # which a notebook shows
+            last = ast.copy_location(ast.Expr(ast.Call(ast.Name("_show", ast.Load()), [last.value], [])), last)
+        module = ast.fix_missing_locations(ast.Module([*body, last], []))
+        exec(compile(module, "first_problem.ipynb", "exec"), names)
+        stored = "".join(text for output in cell["outputs"] if output["output_type"] == "stream" for text in output["text"])
+        assert re.sub(r"[\d.]+", "", capsys.readouterr().out) == re.sub(r"[\d.]+", "", stored)
+    assert roc_auc_score(~names["is_wrong"], names["weight"]) > 0.95
+    assert names["solution"].history[-1]["accuracy"] > names["trusting"].history[-1]["accuracy"] + 0.1
+    pages = [value._repr_html_() for value in shown if isinstance(value, fb.Solution | fb.SweepResult)]
+    assert [page.count("<img") for page in pages] == [1, 1] and Path("cleaning.html").exists()
 
 
 @pytest.mark.slow

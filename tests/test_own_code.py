@@ -215,9 +215,12 @@ def test_what_is_wrong_with_a_file_is_one_line_that_names_its_place(run, tmp_pat
         (["run", "own.py", "simfbo", "--weights", "1,2,3,4,5,6,7"], "numbers above 0, one per client; given: [1.0, 2.0, 3.0, "),
         (["run", "quadratic", "method.py", "method.py:MyMethod"], "an algorithm is named twice in MyMethod MyMethod"),
         (["sweep", "own.py", "simfbo", "--grid", "wight=1,2"], "simfbo has no hyperparameter 'wight'; did you mean weight"),
-        (["sweep", "own.py", "simfbo", "--grid", "weight=1,2", "--knob", "weight=1"], "weight is in --grid and in --knob"),
+        (
+            ["sweep", "own.py", "simfbo", "--grid", "weight=1,2", "--knob", "weight=1"],
+            "weight is in the grid and among",
+        ),
         (["sweep", "own.py", "simfbo", "--grid", "weight=1,x"], "small: weight must be a number; given: x"),
-        (["sweep", "own.py", "simfbo", "--grid", "weight=1,1.0"], "--grid weight must name each of its values once"),
+        (["sweep", "own.py", "simfbo", "--grid", "weight=1,1.0"], "the grid must name each value of weight once"),
         (
             ["run", "own.py", "simfbo", "--knob", "clients=100", "--set", "local_steps=2000000000"],
             "or more here, during which it can be neither stopped nor saved: lower local_steps, which is 2000000000",

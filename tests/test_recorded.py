@@ -1,5 +1,6 @@
 """`solve` with a folder: the same numbers as without, what the commands make of it, and stopping."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -30,15 +31,22 @@ def small(weight: float = 1.0) -> fb.Task:
 STEPS = fb.SimFBO(eta_y=0.1, gamma_y=0.1, eta_u=0.1, gamma_u=0.1)
 
 
-@pytest.fixture
-def small(tmp_path):
-    (tmp_path / "mine.py").write_text(MINE)
-    spec = importlib.util.spec_from_file_location("mine_for_recorded", tmp_path / "mine.py")
+@contextlib.contextmanager
+def imported(file):
+    """A file as a module, as `import` would give it."""
+    spec = importlib.util.spec_from_file_location(f"{file.stem}_for_recorded", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    yield module.small
+    yield module
     del sys.modules[spec.name]
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    with imported(tmp_path / "mine.py") as module:
+        yield module.small
 
 
 def without_time(history):

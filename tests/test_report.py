@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from scipy.stats import t
+from test_recorded import imported
 
+import fedbilevel as fb
 from fedbilevel.registry import chosen
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curve_picture import draw
@@ -37,6 +40,7 @@ from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep
 from fedbilevel.tasks import TASKS
 
+ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
 
@@ -213,6 +217,35 @@ def test_a_task_of_ones_own_shows_its_x_in_the_same_ways(opened, tmp_path):
         assert name == label and at == list("abcde")
         np.testing.assert_allclose(numbers, x, rtol=1e-6)
     assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def clinics(tmp_path_factory):
+    """A run and a sweep on an own task of four tables, by an own algorithm."""
+    place = tmp_path_factory.mktemp("clinics")
+    skeleton = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/new-algorithm.md").read_text(), re.S | re.M)[0]
+    (place / "mymethod.py").write_text(skeleton)
+    with imported(ROOT / "examples/clinic_tables.py") as example, imported(place / "mymethod.py") as method:
+        example.make_tables(place / "tables")
+        task, algorithm = example.cleaning().build(str(place / "tables")), method.MyMethod(eta=30)
+        solution = fb.solve(task, algorithm=algorithm, rounds=20, out=place / "run")
+        result = fb.sweep(task, algorithm, {"eta": [3, 30]}, seeds=1, rounds=6, out=place / "sweep")
+    return place, task, solution, result
+
+
+def test_an_own_task_on_tables_by_an_own_algorithm_shows(clinics, opened):
+    place, task, solution, result = clinics
+    address = fb.write_report(place / "run", place / "sweep", out=place / "page.html").as_uri()
+    tab, complaints, requests = opened(address, ready="#chart-accuracy .main-svg")
+    history = [row["accuracy"] for row in solution.history]
+    assert drawn(tab, "accuracy") == {"MyMethod": ([row["rounds"] for row in solution.history], history)}
+    assert float(tab.locator("tr[data-run='0'] td[data-column='accuracy']").get_attribute("data-value")) == history[-1]
+    tab.wait_for_selector("#sweeps .main-svg")
+    means = {cell.values["eta"]: cell.mean("accuracy") for cell in result.cells}
+    assert tab.evaluate("[...document.querySelector('#sweeps .chart').data[0].z].flat()") == [means[3], means[30]]
+    held = tab.evaluate("JSON.parse(document.getElementById('data').textContent).holdings[0].counts.lower.flat()")
+    assert held == list(task.preprocessing.training) and len(set(held)) == 4
+    assert tab.is_visible("#holdings") and complaints == [] and requests == [address]
 
 
 def test_the_page_opens_without_complaint_or_network_and_its_numbers_are_the_runs(folders, shown, opened, tmp_path):

@@ -64,6 +64,7 @@ def test_its_numbers_are_drawn_by_name(solution, tmp_path):
     (axis,) = solution.plot("size").axes
     (line,) = axis.get_lines()
     assert list(line.get_xdata()) == [0, 10, 20, 30] and list(line.get_ydata()) == [row["size"] for row in solution.history]
+    assert solution.plot("size")._repr_png_().startswith(b"\x89PNG")  # for a notebook
     solution.plot().savefig(tmp_path / "losses.png")
     with pytest.raises(fb.InputError, match="the history has no number 'sizes'; did you mean size"):
         solution.plot("sizes")

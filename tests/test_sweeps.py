@@ -194,7 +194,7 @@ def test_what_cells_are_ranked_by_is_checked_before_they_run_and_kept_for_resume
     [
         (dict(grid={"gama_x": [1]}), "simfbo has no hyperparameter 'gama_x'; did you mean gamma_x"),
         (dict(grid={"gamma_x": ["1", "x"]}), "gamma_x must be a number above 0; given: x"),
-        (dict(grid={"gamma_x": [1, 1.0]}), "gamma_x must name each of its values once; given: 1.0, 1.0"),
+        (dict(grid={"gamma_x": [1, 1.0]}), "the grid must name each value of gamma_x once; given: 1.0, 1.0"),
         (dict(seeds=0), "seeds must be a whole number of at least 1"),
         (dict(algorithm="simfb"), "there is no algorithm 'simfb'"),
     ],

@@ -16,7 +16,6 @@ from fedbilevel.command.options import (
     TaskName,
     assignments,
     console,
-    data_folder,
     option,
     picture_path,
     say,
@@ -25,6 +24,7 @@ from fedbilevel.command.options import (
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
+from fedbilevel.tasks.data.datasets import data_folder
 
 if TYPE_CHECKING:
     from fedbilevel.tasks.data.fetch import File

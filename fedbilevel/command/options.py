@@ -21,7 +21,6 @@ from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find, in_full
 from fedbilevel.settings import nearest, settings
 from fedbilevel.tasks import TASKS
-from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.user_files import Scalar, naming, read_toml
 
 console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 120)
@@ -128,11 +127,6 @@ def aggregation(rule: str, texts: list[str] | None) -> str:
     return written(chosen(AGGREGATIONS, name), {**values, **assignments("--set-aggregate", texts)})
 
 
-def data_folder(given: str) -> str:
-    """The full path of the folder, if one is given."""
-    return str(existing_folder(given).resolve()) if given else ""
-
-
 def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
     """An option's NAME=VALUE pairs as a dictionary."""
     pairs: dict[str, str] = {}
@@ -205,10 +199,10 @@ def new_folder(*names: str) -> Path:
     return next(p for k in range(1000) if not (p := stamp.with_name(f"{stamp.name}{f'-{k}' if k else ''}")).exists())
 
 
-def note_changes(began: Path, changes: str) -> None:
-    """Say what has changed since something that is now continued began, if anything has."""
-    if changes:
-        say(f"note: {began} began with {changes}: bits may differ from those of one uninterrupted run")
+def say_note(note: str) -> None:
+    """Print a note, if there is one."""
+    if note:
+        say(f"note: {note}")
 
 
 def when_a_pipe_closes(action: signal.Handlers) -> None:

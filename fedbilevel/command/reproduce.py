@@ -11,8 +11,9 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, console, data_folder, fail, note_changes, say
+from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, console, fail, say, say_note
 from fedbilevel.errors import InputError
+from fedbilevel.tasks.data.datasets import data_folder
 
 if TYPE_CHECKING:
     from fedbilevel.report.styles import Style
@@ -79,9 +80,10 @@ def _list(folder: Path) -> Table:
 def _execute(study: Study, tune: bool) -> None:
     from fedbilevel.runs.progress import counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
+    from fedbilevel.runs.versions import note_on_changes
 
     plan = study.reproduction
-    note_changes(study.path, study.changes())
+    say_note(note_on_changes(study.path, study.changes()))
     total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
     seen: list[str] = []
     try:

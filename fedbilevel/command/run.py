@@ -38,13 +38,12 @@ from fedbilevel.command.options import (
     by_algorithm,
     completing,
     console,
-    data_folder,
     fail,
     new_folder,
-    note_changes,
     number,
     option,
     say,
+    say_note,
     whole,
 )
 from fedbilevel.command.sweep import continue_sweep
@@ -54,6 +53,7 @@ from fedbilevel.registry import chosen, find
 from fedbilevel.report.styles import SCREEN, Style, find_style
 from fedbilevel.settings import settings as settings_of
 from fedbilevel.tasks import TASKS
+from fedbilevel.tasks.data.datasets import data_folder
 from fedbilevel.user_files import naming
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def resume(
     if (directory / "sweep.json").exists():
         return continue_sweep(directory, look, said)
     from fedbilevel.runs.folder import RunFolder
-    from fedbilevel.runs.versions import changes_since
+    from fedbilevel.runs.versions import changes_since, note_on_changes
 
     RunFolder.complete(directory)
     folders = RunFolder.find(directory)
@@ -186,7 +186,7 @@ def resume(
             with naming(folder.path):
                 folder.confirm_code(**said)
         if folder.result is None and (folder.path / "checkpoint").exists():
-            note_changes(folder.path, changes_since(folder.versions, *folder.configuration.packages()))
+            say_note(note_on_changes(folder.path, changes_since(folder.versions, *folder.configuration.packages())))
     _execute(directory, folders, look)
 
 

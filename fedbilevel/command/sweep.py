@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,23 +36,20 @@ from fedbilevel.command.options import (
     by_algorithm,
     completing,
     console,
-    data_folder,
     fail,
     new_folder,
-    note_changes,
     option,
     say,
+    say_note,
     whole,
 )
 from fedbilevel.errors import InputError
-from fedbilevel.own_code import label
 from fedbilevel.report.styles import Style, find_style
+from fedbilevel.tasks.data.datasets import data_folder
 from fedbilevel.user_files import naming
 
 if TYPE_CHECKING:
     from fedbilevel.runs.sweeps.folder import SweepFolder
-
-SHOWN = 10  # cells in the table
 
 
 def sweep(
@@ -143,43 +139,28 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.report import grid_picture
-    from fedbilevel.runs.progress import Pace, counted
+    from fedbilevel.library.sweep import execute, note_on_versions
+    from fedbilevel.library.sweep_result import best_cells, concluded, pictures
     from fedbilevel.runs.stopping import Interrupted, stop_request
-    from fedbilevel.runs.versions import changes_since
 
-    described = folder.sweep
-    begun, algorithm = folder.results(), label(described.algorithm)
-    if begun:
-        note_changes(folder.path, changes_since(folder.versions, *described.packages()))
-    total = len(described.cells()) * described.seeds
+    say_note(note_on_versions(folder))
     try:
-        with stop_request() as stop, counted(console, algorithm, "run", total) as show:
-            first = Pace(console, f"the first runs of {algorithm}", described.options.rounds or 0)
-
-            def observe(done: int, rounds: int) -> None:
-                show(done, f"round {rounds}" if rounds else "")
-                if rounds and done == len(begun):
-                    first.note(rounds)
-                stop.check()
-
-            folder.execute(observe)
+        with stop_request() as stop:
+            execute(folder, console, stop)
     except Interrupted as interrupted:
         fail(f"stopped; continue with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
-    metric, cells = folder.metric, folder.conclude()
-    pictures = [folder.path / "sweep.png", folder.path / "sweep.svg"]
-    grid_picture.grid(described, cells, metric, pictures, style)
+    result = concluded(folder, style)
+    head, *rows = best_cells(result)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in [*described.grid, metric.replace("_", " "), "deviation", "diverged"]:
+    for name in head:
         table.add_column(name, justify="right")
-    for cell in cells[:SHOWN]:
-        mean = cell.mean(metric)
-        numbers = ["", ""] if math.isnan(mean) else [f"{mean:.4g}", f"{cell.deviation(metric):.2g}"]
-        table.add_row(*map(str, cell.values.values()), *numbers, f"{cell.diverged} of {described.seeds}")
+    for row in rows:
+        table.add_row(*row)
     console.print()
     console.print(table)
-    if len(cells) > SHOWN:
-        console.print(f"... and {len(cells) - SHOWN} more in cells.csv")
-    say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures))}")
+    if len(rows) < len(result.cells):
+        console.print(f"... and {len(result.cells) - len(rows)} more in cells.csv")
+    say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures(folder.path)))}")
     if (folder.path / "best.toml").exists():
-        say(f"best: fedbilevel run {described.task} {described.algorithm} --settings {folder.path / 'best.toml'}")
+        swept = result.swept
+        say(f"best: fedbilevel run {swept.task} {swept.algorithm} --settings {folder.path / 'best.toml'}")

@@ -6,29 +6,23 @@ a name in angle brackets: its numbers, x and y are kept, and it cannot be resume
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import signal
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
-from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import warn
+from fedbilevel.library.interruptible import continue_with, interruptible
+from fedbilevel.library.names import name_of, plain
 from fedbilevel.library.solution import Solution
-from fedbilevel.own_code import executed_hashes, is_ours, is_unnamed
+from fedbilevel.own_code import executed_hashes, is_unnamed
 from fedbilevel.runs import progress
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.folder import Beginning, RunFolder
-from fedbilevel.runs.stopping import Interrupted, StopRequest, stop_request
+from fedbilevel.tasks import TASKS
 
 
 def recorded(experiment: Experiment, out: Path, described: bool, observe: Callable[[Snapshot], None] | None) -> Solution:
@@ -42,67 +36,48 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
     code = executed_hashes(() if is_unnamed(configuration.task) else configuration.names())
     beginning = Beginning.now(configuration, code, headline, list(experiment.algorithm.diagnostics()))
     folder, last = RunFolder(out).begin(beginning), list[Snapshot]()
-    console = Console(stderr=True, highlight=False, markup=False)
 
     def note(moment: Snapshot) -> None:
         last[:] = [moment]
-        show(moment)
         if observe:
             observe(moment)
 
-    try:
-        with _stop_request() as stop, progress.shown(console, configuration, headline) as show:
-            folder.execute(stop, note, experiment=experiment)
-    except Interrupted as interrupted:
-        then = f"what is done is in {out}" if is_unnamed(configuration.task) else f"continue with: fedbilevel resume {out}"
-        console.print(f"stopped; {then}", soft_wrap=True)
-        signal.raise_signal(interrupted.signum)
-    ended = folder.result
-    for line in ended.get("warnings", []) if ended else ():
-        warn(line)
+    execute(folder, note, experiment)
     return Solution(**experiment.point(last[0]), history=folder.rows(), preprocessing=experiment.task.preprocessing)
 
 
-def _stop_request() -> contextlib.AbstractContextManager[StopRequest]:
-    """Signals are for the main thread alone."""
-    main = threading.current_thread() is threading.main_thread()
-    return stop_request() if main else contextlib.nullcontext(StopRequest())
+def execute(
+    folder: RunFolder, observe: Callable[[Snapshot], None] = lambda moment: None, experiment: Experiment | None = None
+) -> None:
+    """Run to its end what a folder describes, with its progress shown; the experiment is the configuration's unless given.
+
+    A signal stops it after a checkpoint, and then acts as it would have.
+    """
+    configuration = folder.configuration
+    then = f"what is done is in {folder.path}" if is_unnamed(configuration.task) else continue_with(folder.path)
+    with interruptible(then) as (console, stop), progress.shown(console, configuration, folder.headline) as show:
+
+        def note(moment: Snapshot) -> None:
+            show(moment)
+            observe(moment)
+
+        folder.execute(stop, note, experiment=experiment)
+    ended = folder.result
+    for line in ended.get("warnings", []) if ended else ():
+        warn(line)
 
 
 def _configuration(experiment: Experiment, described: bool) -> Configuration:
     algorithm, task, declared = experiment.algorithm, "<solve>", experiment.task.declared
-    of_algorithm = _name_of_algorithm(algorithm)
+    of_algorithm = name_of(ALGORITHMS, algorithm)
     if declared and described and not is_unnamed(of_algorithm):
-        task = _name_in_file(type(declared.settings))
+        task = name_of(TASKS, declared.settings)
     return Configuration(
         task,
-        _plain(declared.settings) if declared else {},
+        plain(declared.settings) if declared else {},
         of_algorithm,
-        _plain(algorithm),
+        plain(algorithm),
         experiment.options,
         declared.data if declared else "",
         precision=jax.numpy.zeros(()).dtype.name,
     )
-
-
-def _plain(settings: Any) -> dict[str, Any]:
-    return {name: getattr(value, "tolist", lambda value=value: value)() for name, value in dataclasses.asdict(settings).items()}
-
-
-def _name_of_algorithm(algorithm: Algorithm) -> str:
-    cls = type(algorithm)
-    if not is_ours(cls):
-        return _name_in_file(cls)
-    for name, entry in ALGORITHMS.bundled.items():
-        if entry.load() is cls and all(getattr(algorithm, setting) == value for setting, value in entry.preset.items()):
-            return name
-    return f"<{cls.__name__}>"
-
-
-def _name_in_file(cls: type) -> str:
-    """The class as a file offers it, or its name in angle brackets if none does."""
-    module = sys.modules.get(cls.__module__)
-    file = Path(getattr(module, "__file__", None) or "")
-    if file.suffix == ".py" and file.is_file() and getattr(module, cls.__name__, None) is cls:
-        return f"{file.resolve()}:{cls.__name__}"
-    return f"<{cls.__name__}>"

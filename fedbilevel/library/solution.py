@@ -71,11 +71,7 @@ class Solution(Found):
         Raises:
             InputError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise InputError("to_pandas needs pandas, which is not installed: pip install pandas") from None
-        return pandas.DataFrame(self.history)
+        return data_frame(self.history)
 
     def save(self, path: str | Path) -> None:
         """Write it to an .npz file: x and y as arrays named by their paths in the trees, the history, and any preprocessing.
@@ -86,6 +82,15 @@ class Solution(Found):
         if Path(path).suffix != ".npz":
             raise InputError(f"the file's name must end in .npz; given: {path}")
         write_atomically(Path(path), encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing))
+
+
+def data_frame(rows: list[Any]) -> Any:
+    """Dictionaries as the rows of a pandas DataFrame; `InputError` if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("to_pandas needs pandas, which is not installed: pip install pandas") from None
+    return pandas.DataFrame(rows)
 
 
 def load(path: str | Path) -> Solution:
@@ -101,11 +106,17 @@ def load(path: str | Path) -> Solution:
     if not place.is_dir():
         trees, history, preprocessing = read_trees(place)
         return Solution(trees.get("x"), trees.get("y"), history, preprocessing)
-    runs = RunFolder.find(place)
+    run = only_run(place)
+    trees = run.point()
+    return Solution(trees.get("x"), trees.get("y"), run.rows(), run.preprocessing())
+
+
+def only_run(folder: Path) -> RunFolder:
+    """The run in a folder or in its only subfolder with one; `InputError` if there is none, or several."""
+    runs = RunFolder.find(folder)
     if len(runs) > 1:
-        raise InputError(f"{place} holds several runs: choose from {', '.join(str(run.path) for run in runs)}")
-    trees = runs[0].point()
-    return Solution(trees.get("x"), trees.get("y"), runs[0].rows(), runs[0].preprocessing())
+        raise InputError(f"{folder} holds several runs: choose from {', '.join(str(run.path) for run in runs)}")
+    return runs[0]
 
 
 def _size(tree: Tree) -> int:

@@ -89,7 +89,7 @@ def solve(
         attack: clients that lie, such as `"sign-flip:2"`.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
-            done. `fedbilevel resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
+            done. `resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
 
     Warns about what looks wrong, such as an x that hardly moved, once at the end, and about rows that are not scaled.
 

@@ -39,16 +39,26 @@ def grid(sweep: Sweep, cells: Sequence[Cell], metric: str, paths: Sequence[Path]
     import matplotlib
 
     with matplotlib.rc_context(style.settings):
-        _grid(heat_map(sweep, cells, metric), metric, sweep.title(), paths, style)
+        drawn = figure(sweep, cells, metric, style)
+        for path in paths:
+            save(drawn, path, style)
 
 
-def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style: Style) -> None:
-    from matplotlib.figure import Figure
+def figure(sweep: Sweep, cells: Sequence[Cell], metric: str, style: Style = SCREEN) -> Any:
+    """The heat map as a figure of matplotlib's."""
+    import matplotlib
+
+    with matplotlib.rc_context(style.settings):
+        return _drawn(heat_map(sweep, cells, metric), metric, sweep.title(), style)
+
+
+def _drawn(drawn: HeatMap, metric: str, title: str, style: Style) -> Any:
+    from fedbilevel.report.shown_figure import ShownFigure
 
     down, across, rows, columns, numbers = drawn
     unit = style.settings["font.size"] / 10  # inches grow with the font size
     width, height = max(4.5, 1 + 1.1 * len(columns)) * unit, max(3, 1.4 + 0.55 * len(rows)) * unit
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
     for r, row in enumerate(numbers):
         for c, number in enumerate(row):
@@ -61,8 +71,7 @@ def _grid(drawn: HeatMap, metric: str, title: str, paths: Sequence[Path], style:
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xticks(range(len(columns)), columns)
     axis.set(ylabel=down, xlabel=across, title=title)
-    for path in paths:
-        save(figure, path, style)
+    return figure
 
 
 def _text(value: Any) -> str:

@@ -17,11 +17,12 @@ WIDTH, HEIGHT = 4.0, 3.0  # inches of a panel
 def figure(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
     """A figure of matplotlib's with a panel for each of these numbers, against rounds."""
     import matplotlib
-    from matplotlib.figure import Figure
+
+    from fedbilevel.report.shown_figure import ShownFigure
 
     curve = Curve("", [dict(row) for row in history], "", "")
     with matplotlib.rc_context(SCREEN.settings):
-        drawn = Figure(figsize=(WIDTH * len(names), HEIGHT), layout="constrained")
+        drawn = ShownFigure(figsize=(WIDTH * len(names), HEIGHT), layout="constrained")
         for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             panel(axis, [curve], name, lambda curve, row: row["rounds"])
             axis.set(xlabel="communication rounds", ylabel=name.replace("_", " "))

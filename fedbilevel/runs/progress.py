@@ -30,7 +30,7 @@ def shown(console: Console, configuration: Configuration, headline: str) -> Iter
     def done(moment: Snapshot) -> int:
         return moment.totals.rounds if options.rounds else moment.step
 
-    if console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")):
+    if _has_bars(console):
         with _bar(console, unit) as bar:
             task = bar.add_task(label(configuration.algorithm), total=total, headline="")
 
@@ -103,6 +103,10 @@ def _value(headline: str, moment: Snapshot) -> str:
     return f"{name.replace('_', ' ')} {'not finite' if value is None else f'{value:.4g}'}"
 
 
+def _has_bars(console: Console) -> bool:
+    return console.is_terminal or bool(console.is_jupyter and importlib.util.find_spec("ipywidgets"))
+
+
 def _bar(console: Console, unit: str) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
@@ -119,7 +123,7 @@ def _bar(console: Console, unit: str) -> Progress:
 @contextlib.contextmanager
 def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
     """During the block, the function it yields shows how many items are done, and a word on those in progress."""
-    if console.is_terminal:
+    if _has_bars(console):
         with _bar(console, unit) as bar:
             task = bar.add_task(name, total=total, headline="")
             yield lambda done, word: bar.update(task, completed=done, headline=word)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -36,8 +37,11 @@ def heeded() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """During the block, note signals instead of letting them act."""
+    """During the block, note signals instead of letting them act; only the main thread can."""
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
     before: dict[signal.Signals, Any] = {}
 
     def note(signum: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 
@@ -16,6 +17,11 @@ def versions_here(*others: str) -> dict[str, str]:
     packages = {name: importlib.metadata.version(name) for name in (*PACKAGES, *others)}
     device = jax.devices()[0]
     return {"python": platform.python_version(), **packages, "device": f"{device.platform} {device.device_kind}"}
+
+
+def note_on_changes(began: Path, changes: str) -> str:
+    """A sentence on what has changed since something that is now continued began; empty if nothing has."""
+    return f"{began} began with {changes}: bits may differ from those of one uninterrupted run" if changes else ""
 
 
 def changes_since(versions: Mapping[str, str], *others: str) -> str:

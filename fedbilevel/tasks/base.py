@@ -104,7 +104,7 @@ class Declared(NamedTuple):
     """What a task was built from."""
 
     settings: Any  # an instance of what `@task` made, with its knobs
-    data: str  # the folder of data sets
+    data: str  # the full path of the folder of data sets
     found: tuple[int, ...] = ()  # rows that were here, by call of `ClientData.each`
 
 

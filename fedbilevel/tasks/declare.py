@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -172,7 +173,9 @@ def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
             built = build(self, given)
         name = type(self).__name__
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
-        built = dataclasses.replace(built, declared=Declared(self, source.folder, tuple(source.found)))
+        folder = source.folder or (default if isinstance(default, str) else "")
+        in_full = os.path.abspath(folder) if folder else ""  # so that a run finds it again from another folder
+        built = dataclasses.replace(built, declared=Declared(self, in_full, tuple(source.found)))
         if isinstance(given, Tables) and built.preprocessing is None:
             built = dataclasses.replace(built, preprocessing=given.preprocessing)
         names = built.metric_names()

@@ -68,8 +68,8 @@ def _one_program(experiments: Sequence[Experiment], observe: Callable[[int], Non
     if len(experiments) == 1:
         return [_alone(first, observe)]
     engine, task = simulated(first), first.task
-    algorithms = jax.tree.map(
-        lambda *leaves: jnp.stack([jnp.asarray(v, float) for v in leaves]), *(e.algorithm for e in experiments)
+    algorithms = jax.tree.map(  # weakly typed, as a number is in a run alone, so that x and y keep their precision
+        lambda *leaves: jnp.stack([jnp.asarray(float(v)) for v in leaves]), *(e.algorithm for e in experiments)
     )
     keys = jnp.stack([randomness.key(e.options.seed) for e in experiments])
 

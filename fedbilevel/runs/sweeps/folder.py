@@ -21,9 +21,8 @@ from typing import Any, Literal
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
-from fedbilevel.own_code import Hashes, confirmed, hashes, is_reference
+from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.registry import Entry, find
-from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
@@ -75,6 +74,8 @@ class SweepFolder:
         known = (path / "sweep.json").exists() and not force
         if known and folder.sweep != sweep:
             raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
+        if known:
+            folder.confirm_code()
         require_place(path, "config.json", "*/config.json", "starting.json")
         if metric and metric not in (names := sweep.metrics()):
             raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, names)}")
@@ -181,12 +182,9 @@ class SweepFolder:
         """Write the table and the best cell's settings; returns the cells, best first."""
         sweep, metric = self.sweep, self.metric
         cells = sweep.ranked(self.cells(), metric)
-        rows = (row for cell in cells for outcome in cell.outcomes for row in outcome.rows)
-        names = [n for n in next(rows, {}) if n not in COUNTERS]
-        lines = [[*sweep.grid, "diverged", *(f"{n} {what}" for n in names for what in ("mean", "deviation"))]]
-        for cell in cells:
-            numbers = [value for n in names for value in (cell.mean(n), cell.deviation(n))]
-            lines.append([*map(str, cell.values.values()), str(cell.diverged), *(f"{v:.6g}" for v in numbers)])
+        table = sweep.table(cells)
+        exact = {*sweep.grid, "diverged"}
+        lines = [list(table[0]), *([str(v) if n in exact else f"{v:.6g}" for n, v in row.items()] for row in table)]
         write_atomically(self.path / "cells.csv", "".join(",".join(line) + "\n" for line in lines).encode())
         best = cells[0]
         if not math.isnan(best.mean(metric)):
@@ -212,7 +210,7 @@ def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
 
     knobs, hyperparameters = sweep.chosen(best.values)
     task, algorithm = find(TASKS, "task", sweep.task), find(ALGORITHMS, "algorithm", sweep.algorithm)
-    key = quoted(sweep.algorithm) if is_reference(sweep.algorithm) else sweep.algorithm
+    key = sweep.algorithm if sweep.algorithm in ALGORITHMS else quoted(sweep.algorithm)
     return (
         f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
         f"{len(best.outcomes)} seeds.\n"

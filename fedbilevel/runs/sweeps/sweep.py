@@ -15,6 +15,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
 from fedbilevel.registry import find, require_known
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome
 from fedbilevel.settings import nearest, parsed, settings
@@ -71,9 +72,9 @@ class Sweep:
             if name not in known:
                 raise InputError(f"{label(self.algorithm)} has no hyperparameter {name!r}{nearest(name, known)}")
             if names.count(name) > 1:
-                raise InputError(f"--grid has {name} twice: name each hyperparameter once")
+                raise InputError(f"the grid has {name} twice: name each hyperparameter once")
             if name in self.knobs and name not in hyperparameters:
-                raise InputError(f"{name} is in --grid and in --knob: leave one out")
+                raise InputError(f"{name} is in the grid and among the knobs: leave one out")
         values = {}
         for tied, given in self.grid.items():
             first = tied.split("+")[0]
@@ -89,7 +90,7 @@ class Sweep:
     def _require_distinct(self) -> None:
         for name, given in self.grid.items():
             if len(set(given)) < max(1, len(given)):
-                raise InputError(f"--grid {name} must name each of its values once; given: {', '.join(map(str, given))}")
+                raise InputError(f"the grid must name each value of {name} once; given: {', '.join(map(str, given))}")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Sweep:
@@ -149,6 +150,19 @@ class Sweep:
 
         return sorted(cells, key=rank)
 
+    def table(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        """For each cell its values, how many of its runs diverged, and the mean and the deviation of every metric."""
+        rows = (row for cell in cells for outcome in cell.outcomes for row in outcome.rows)
+        names = [name for name in next(rows, {}) if name not in COUNTERS]
+        return [
+            {
+                **cell.values,
+                "diverged": cell.diverged,
+                **{f"{n} {what}": value for n in names for what, value in cell.summary(n).items()},
+            }
+            for cell in cells
+        ]
+
     def metrics(self) -> list[str]:
         """The names of its runs' metrics."""
         return self.configuration(self.cells()[0], self.first_seed).experiment().task.metric_names()
@@ -187,6 +201,10 @@ class Cell(NamedTuple):
     def deviation(self, metric: str) -> float:
         """The standard deviation over the seeds; 0 for one seed."""
         return deviation(self.last(metric))
+
+    def summary(self, metric: str) -> dict[str, float]:
+        """Both."""
+        return {"mean": self.mean(metric), "deviation": self.deviation(metric)}
 
 
 def higher_is_better(task: str, metric: str) -> bool:

@@ -89,6 +89,11 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def data_folder(given: str) -> str:
+    """The full path of the folder, if one is given."""
+    return str(existing_folder(given).resolve()) if given else ""
+
+
 def cache_folder() -> Path:
     """Where fetched data sets are: `fedbilevel` in $XDG_CACHE_HOME, or in ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fedbilevel"
