@@ -68,6 +68,11 @@ client = {number}                    # share: which of the simulated clients thi
 [knobs]                       # settings of the task that this site insists on; a run with others is refused
 # clients = {sites}
 
+[policy]                      # what this site insists on besides; a run that does not comply is refused
+# least_batch_size = 32       # rows in a minibatch
+# least_rows = 100            # rows behind any answer
+# memory = 4.0                # gigabytes that a run's knobs may ask for
+
 [trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
 """
 

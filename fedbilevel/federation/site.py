@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from nvflare.collab import collab
 
+from fedbilevel.core.devices import memory_ceiling
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
@@ -126,8 +127,10 @@ class Site:
         jax.config.update("jax_enable_x64", run.precision == "float64")
         keep_compiled(self._kit)
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
-        with _unsaid():
-            task, population = own.load(settings, run.number, run.sites, run.fit)
+        with memory_ceiling(own.policy.memory * 1e9):
+            with _unsaid():
+                task, population = own.load(settings, run.number, run.sites, run.fit)
+            own.policy.agree_rows(population)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
         self._runtime = ClientRuntime(algorithm, population, run.number, run.weight, known, store)
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)

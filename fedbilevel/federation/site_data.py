@@ -19,6 +19,7 @@ from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError
 from fedbilevel.federation.begin_message import MOST_ROWS
 from fedbilevel.federation.pinned_code import check_pins, trusted
+from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.own_code import is_ours
 from fedbilevel.registry import find
 from fedbilevel.settings import configure, nearest
@@ -49,6 +50,7 @@ class SiteData:
     data: str = ""  # folder of data sets that are not bundled; task: of the site's own file
     knobs: Mapping[str, Scalar] = field(default_factory=dict)  # settings of the task that the site insists on
     trusted: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of own code that it runs, by file or package
+    policy: SitePolicy = field(default_factory=SitePolicy)
 
     def __post_init__(self) -> None:
         check_pins(self.trusted)
