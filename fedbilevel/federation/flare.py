@@ -21,7 +21,7 @@ from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.errors import in_one_line, in_words
 
 LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
-ABORTING = 4.0  # seconds within which a job whose sites FLARE has ended learns that it is aborted
+ABORTING = 10.0  # seconds within which a job learns that it is aborted: FLARE has ended its sites, or one was restarted
 Answer = bytes | Failure
 
 

@@ -26,6 +26,7 @@ from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
+from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.tasks.data.table_sums import SiteTable
 
@@ -51,7 +52,6 @@ def _where(error: Exception) -> str:
 
 
 SERVER = "server"  # FLARE's name for it
-MOST_LINES = 200  # refusals logged in a job before most are left out
 
 
 class Site:
@@ -61,7 +61,7 @@ class Site:
         self._runtime: ClientRuntime | None = None
         self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and its reply
         self._tables: dict[bytes, SiteTable] = {}  # the run that asks about it, and its table
-        self._refused = 0
+        self._refusals = SparseLog(logger)
         self._one_at_a_time = threading.Lock()
 
     @documented(collab.init)
@@ -92,19 +92,11 @@ class Site:
                     raise InputError(f"{collab.caller} is not the server: a site answers nobody else")
                 return [True, work()]
             except (InputError, NotFinite) as error:
-                self._log(f"refused: {in_one_line(error)}")
+                self._refusals.warning(f"refused: {in_one_line(error)}")
                 return [False, str(Failure.of(error).kind), str(error)]
             except Exception as error:
-                self._log(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
+                self._refusals.warning(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
                 return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: see its log"]
-
-    def _log(self, line: str) -> None:
-        """Log a warning; of very many, which would fill the disk, only one in a thousand."""
-        self._refused += 1
-        if self._refused <= MOST_LINES or self._refused % 1000 == 0:
-            logger.warning("%s", line)
-        if self._refused == MOST_LINES:
-            logger.warning("%d requests were refused or failed: from now on one in 1000 is logged", MOST_LINES)
 
     def _agreed(self, request: bytes) -> tuple[BeginMessage, SiteData, Any]:
         """The run that a message begins, the site's data, and the task with its settings; `InputError` if the site refuses."""
