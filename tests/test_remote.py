@@ -16,9 +16,9 @@ from fedbilevel.core.participation import Everyone, Uniform
 from fedbilevel.core.problem import LOSSES, Pair
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines import client_runtime, kept_values, wire
-from fedbilevel.engines.kept_values import MOST_KEPT
 from fedbilevel.engines.deployed_clients import DeployedClients, DeployedCohort
 from fedbilevel.engines.failure import Failure, Kind
+from fedbilevel.engines.kept_values import MOST_KEPT
 from fedbilevel.engines.messages import Call, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite

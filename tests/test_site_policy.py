@@ -20,7 +20,7 @@ def own(batch_size=None):
 @pytest.mark.parametrize(
     ("policy", "population", "line"),
     [
-        (dict(least_batch_size=9), dict(batch_size=8), "insists on a batch_size of at least 9, but it is 8: refused"),
+        (dict(least_batch_size=9), dict(batch_size=8), "insists on batch_size >= 9, but the run has 8: refused"),
         (dict(least_batch_size=8), dict(batch_size=8), ""),
         (dict(least_batch_size=9), {}, ""),  # without minibatches all rows count
         (dict(least_rows=32), {}, ""),
@@ -40,14 +40,17 @@ def test_what_the_servers_knobs_ask_for_is_refused_before_it_is_built(tmp_path, 
     """With the memory that is there, each would be built."""
     (tmp_path / "site.toml").write_text('task = "quadratic"\nloader = "share"\n[policy]\nmemory = 0.001\n')
     site = SiteData.read(tmp_path / "site.toml")
-    with memory_ceiling(site.policy.memory * 1e9), pytest.raises(InputError, match="GB of memory are needed, and 0.0 are there"):
+    with (
+        memory_ceiling(site.policy.memory * 1e9),
+        pytest.raises(InputError, match="of memory are needed"),
+    ):
         site.load(site.configured("task", "quadratic", {}, {"noise": 0.1, knob: 10**4}))
 
 
 def test_a_minibatch_is_below_the_same_ceiling():
     population = own(batch_size=10**6)
     SitePolicy().agree_rows(population)
-    with memory_ceiling(1e6), pytest.raises(InputError, match="a minibatch: .* lower batch_size"):
+    with memory_ceiling(1e6), pytest.raises(InputError, match=r"a minibatch: .* lower batch_size"):
         SitePolicy().agree_rows(population)
 
 

@@ -16,7 +16,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError, in_one_line
 
-
 _most_memory: ContextVar[float] = ContextVar("most_memory", default=math.inf)
 
 

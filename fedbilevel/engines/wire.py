@@ -85,9 +85,8 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     try:
         tree = build(json.loads(bytes(view[8:end])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(
-            f"a message is damaged or not a fedbilevel message ({type(error).__name__}: {in_one_line(error, 100)}): send it again"
-        ) from None
+        why = f"{type(error).__name__}: {in_one_line(error, 100)}"
+        raise InputError(f"a message is damaged or not a fedbilevel message ({why}): send it again") from None
     if position != len(view):
         raise InputError(f"a message has {len(view) - position} bytes too many: send it again")
     return tree

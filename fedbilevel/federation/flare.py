@@ -106,7 +106,8 @@ class _Line:
         try:
             reply = getattr(self._proxy(timeout=LONGEST_CALL), method)(request)
         except CollabCallError as error:
-            return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({in_one_line(f'{error.cause_type}: {error.cause}')})")
+            why = in_one_line(f"{error.cause_type}: {error.cause}")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({why})")
         except Exception as error:
             return Failure(Kind.UNREACHABLE, f"{self._name} could not be called ({in_words(error)})")
         match reply:

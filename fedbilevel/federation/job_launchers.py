@@ -16,7 +16,7 @@ from fedbilevel.federation.provision import ENGINE
 MOST_FOLDERS = 8  # of jobs, at a site; at most four run at a time
 
 
-class ServerJobs(ServerProcessJobLauncher):  # type: ignore[misc]
+class ServerJobs(ServerProcessJobLauncher):
     """For the server's kit."""
 
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
@@ -24,7 +24,7 @@ class ServerJobs(ServerProcessJobLauncher):  # type: ignore[misc]
         return _guarded(super().get_command(job_meta, fl_ctx))
 
 
-class SiteJobs(ClientProcessJobLauncher):  # type: ignore[misc]
+class SiteJobs(ClientProcessJobLauncher):
     """For a site's kit."""
 
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:

@@ -26,7 +26,7 @@ REVOKED = "disabled_clients.json"  # in which FLARE's server keeps them, in its 
 refusals = SparseLog(logging.getLogger(__name__))
 
 
-class GuardedServer(tcp_driver.TcpStreamServer):  # type: ignore[misc]
+class GuardedServer(tcp_driver.TcpStreamServer):
     """Accepts connections at once, and does their TLS handshakes later."""
 
     def __init__(self, *args: Any):

@@ -1,4 +1,4 @@
-"""The lines of a kit's logs: printable and of bounded length, and a line that somebody else wrote into one cannot pass for ours."""
+"""The entries of a kit's logs: printable and of bounded length, and nothing in one can pass for another entry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_CHARACTERS = 20_000  # of an entry
 CONTINUED = "\n    | "
 
 
-class PlainFormatter(BaseFormatter):  # type: ignore[misc]
+class PlainFormatter(BaseFormatter):
     """FLARE's entries, with every line after the first one marked as such."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -41,7 +41,7 @@ EXECUTOR_CLASS = "nvflare.collab.runtime.executor.CollabExecutor"
 CLASSES = {"server": (SERVER_CLASS, CONTROLLER_CLASS), "site": (SITE_CLASS, EXECUTOR_CLASS)}
 FORMATTER = "fedbilevel.federation.log_lines.PlainFormatter"
 ENGINE = "fedbilevel.federation.guarded_engine"
-LAUNCHERS = {kind: f"fedbilevel.federation.job_launchers.{name}" for kind, name in (("server", "ServerJobs"), ("site", "SiteJobs"))}
+LAUNCHERS = "fedbilevel.federation.job_launchers"
 
 RIGHTS = {  # of the only role; nobody may ship code or run shell commands
     "submit_job": "any",
@@ -209,7 +209,7 @@ def _lock_down(kit: Path, kind: str) -> None:
         if component["id"] == "job_scheduler":
             component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
         if component["id"] == "process_launcher":
-            component["path"] = LAUNCHERS[kind]
+            component["path"] = f"{LAUNCHERS}.{kind.capitalize()}Jobs"
     logs: dict[str, Any] = read_json(local / "log_config.json.default", dict[str, Any])
     logs["loggers"][CALLS] = {"level": "WARNING"}
     logs["loggers"]["root"]["handlers"].remove("jsonFileHandler")  # the same once more

@@ -96,7 +96,8 @@ class Site:
                 return [False, str(Failure.of(error).kind), str(error)]
             except Exception as error:
                 self._refusals.warning(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
-                return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: see its log"]
+                why = f" ({error.strerror})" if isinstance(error, OSError) else ""  # without the file's name
+                return [False, str(Kind.BROKEN), f"{type(error).__name__}{why} at the site: see its log"]
 
     def _agreed(self, request: bytes) -> tuple[BeginMessage, SiteData, Any]:
         """The run that a message begins, the site's data, and the task with its settings; `InputError` if the site refuses."""

@@ -25,7 +25,7 @@ class SitePolicy:
         """Raise `InputError` unless answers from this population of one meet the conditions."""
         batch, levels = own.batch_size, [shards for shards in (own.upper, own.lower, own.test) if shards is not None]
         if batch is not None and batch < self.least_batch_size:
-            raise InputError(f"this site insists on a batch_size of at least {self.least_batch_size}, but it is {batch}: refused")
+            raise InputError(f"this site insists on batch_size >= {self.least_batch_size}, but the run has {batch}: refused")
         fewest = min([int(shards.size[0]) for shards in levels] + ([] if batch is None else [batch]))
         if fewest < self.least_rows:
             raise InputError(f"this site insists on at least {self.least_rows} rows behind an answer: refused")
