@@ -4,7 +4,6 @@ import datetime
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -182,7 +181,7 @@ def test_a_restarted_site_is_told_from_one_that_was_never_there():
     assert returning.restarted("1", ["b", "c"]) and not returning.restarted("1", ["c"]) and not returning.restarted("2", ["b"])
 
 
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    assert supervise._full_disk(tmp_path) == ""
-    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 0))
-    assert supervise._full_disk(tmp_path) == f"the disk with {tmp_path} is full"
+def test_afull_disk_is_named(tmp_path, monkeypatch):
+    assert supervise.full_disk(tmp_path) == ""
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    assert supervise.full_disk(tmp_path) == f"the disk with {tmp_path} is full"

@@ -46,7 +46,7 @@ class Supervisor:
                 if folder.result is not None:
                     break
                 status = read_status(folder.path)
-                reason = _full_disk(folder.path, self.federation.folder) or status.get("error", ended)
+                reason = full_disk(folder.path, self.federation.folder) or status.get("error", ended)
                 deaths = 0 if _checkpointed(folder) > before else deaths + 1
                 if status.get("final") or deaths >= DEATHS:
                     logs = self.federation.folder / "server" / "console.txt"
@@ -97,7 +97,7 @@ class Supervisor:
             time.sleep(POLL)
 
 
-def _full_disk(*places: Path) -> str:
+def full_disk(*places: Path) -> str:
     """Which of these places has no room left for what a job writes, in words; nothing if all have."""
     full = [place for place in places if shutil.disk_usage(place).free < LEAST_FREE]
     return f"the disk with {full[0]} is full" if full else ""
