@@ -279,13 +279,13 @@ def beside_a_run(in_progress):
     assert in_progress.process.poll() is None
 
 
-def tls(port, certificate=None):
-    """A connection with the certificate of a kit, or with none."""
+def tls(port, certificate=None, source="127.0.0.1"):
+    """A connection with the certificate of a kit, or with none, from one of this machine's addresses."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificate:
         context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10))
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)))
 
 
 def knock(port, certificate=None):
@@ -382,6 +382,15 @@ def hung_up(line):
     except OSError:
         pass
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of the machine")
+def test_a_site_that_connects_from_two_places_is_reported(federation):
+    line = f"{SITES[0]} connects from 127.0.0.2 and from 127.0.0.1: does a second process use its kit?"
+    with tls(port_of(federation), federation.folder / SITES[0], "127.0.0.2"):
+        until(lambda: line in federation.log(), 10, "the line in the log")
 
 
 @pytest.mark.slow

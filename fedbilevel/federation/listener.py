@@ -42,6 +42,11 @@ class GuardedServer(tcp_driver.TcpStreamServer):
             if refused:
                 refusals.warning(f"refused a connection from {client_address[0]}:{client_address[1]}: {refused}")
                 return
+            name, host = get_certificate_common_name(request.getpeercert()), client_address[0]
+            if others := {h for h in self._hosts(name) if h != host}:
+                refusals.warning(
+                    f"{name} connects from {host} and from {', '.join(others)}: does a second process use its kit?"
+                )
         super().finish_request(request, client_address)
 
     def _refused(self, request: ssl.SSLSocket) -> str:
@@ -59,11 +64,20 @@ class GuardedServer(tcp_driver.TcpStreamServer):
         """Close what revoked sites have open; the server's loop calls this about twice a second."""
         if not self._revoked.names():
             return
+        for name, connection in self._open():
+            if name in self._revoked.names():
+                connection.close()
+
+    def _open(self) -> list[tuple[str, Any]]:
+        """The open connections, each with the name in its certificate."""
         with self.driver.conn_lock:
             connections = list(self.driver.connections.values())
-        for connection in connections:
-            if connection.get_conn_properties().get(DriverParams.PEER_CN.value) in self._revoked.names():
-                connection.close()
+        return [(c.get_conn_properties().get(DriverParams.PEER_CN.value, ""), c) for c in connections]
+
+    def _hosts(self, name: str) -> list[str]:
+        """Where those are who are connected under this name."""
+        found = [c.get_conn_properties()[DriverParams.PEER_ADDR.value] for who, c in self._open() if who == name]
+        return [address.rpartition(":")[0] for address in found]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say in one line what went wrong with a connection, instead of with a traceback."""
