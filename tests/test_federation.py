@@ -386,7 +386,6 @@ def hung_up(line):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is not an address of the machine")
 def test_a_site_that_connects_from_two_places_is_reported(federation):
     line = f"{SITES[0]} connects from 127.0.0.2 and from 127.0.0.1: does a second process use its kit?"
     with tls(port_of(federation), federation.folder / SITES[0], "127.0.0.2"):
