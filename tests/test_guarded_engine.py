@@ -32,6 +32,7 @@ guard()
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.hci.server.login import validate_admin_leaf_cert
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.server.admin import NetManager as served
@@ -50,6 +51,9 @@ try:
     SocketConnection.read_frame(SimpleNamespace(sock=here, name="", read_into=lambda b, o, n: here.recv_into(b, n)))
 except Exception as error:
     said["frame"] = str(error)
+for name, size in (("small", 1000), ("large", 20 << 20)):
+    blob = BlobTask(None, SimpleNamespace(get_size=lambda: size), 1 << 32)
+    said[name] = len(blob.buffer)
 said["login"], said["served"] = validate_admin_leaf_cert.__name__, served is NetManager
 print(json.dumps(said))
 """
@@ -64,6 +68,7 @@ def test_a_guarded_process_deletes_no_kit_takes_no_network_messages_and_makes_no
     assert (tmp_path / "startup").is_dir() and said["deleting"] == "not the identity of a job: refused"
     assert said["registered"] == said["commands"] == 0 and said["served"]
     assert "exceeds limit" in said["frame"] and str(guarded_engine.MOST_FRAME) in said["frame"]
+    assert said["small"] == 1000 and said["large"] == 0  # until its pieces come
     assert said["login"] == "require_role"
 
 

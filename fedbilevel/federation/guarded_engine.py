@@ -2,7 +2,8 @@
 
     python -m fedbilevel.federation.guarded_engine MODULE ARGUMENTS      one of FLARE's programs
 
-- A frame is refused if it announces more bytes than any of ours has: FLARE would make room for 2 GB.
+- A frame is refused if it announces more bytes than any of ours has: FLARE would make room for 2 GB. For messages in many
+  frames, which may be large, room is made as they come.
 - Only a certificate with a role logs in as an administrator: a site's has none.
 - The commands and messages that test and stop the network (`speed`, `stress`, `stop_cell` and the like) do not exist.
 - A job's identity is one that FLARE's server gives, so that no other folder of the kit passes for a job's.
@@ -19,6 +20,7 @@ from cryptography import x509
 from nvflare.apis import workspace
 from nvflare.fuel.f3.cellnet import net_agent, net_manager
 from nvflare.fuel.f3.drivers import socket_conn, tcp_driver
+from nvflare.fuel.f3.streaming import blob_streamer
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.hci.server import login
 from nvflare.fuel.sec.admin_cert import AdminCertValidationError, validate_admin_leaf_cert
@@ -60,6 +62,16 @@ def _deaf(begin: Callable[..., None]) -> Callable[..., None]:
     return begin_deaf
 
 
+class GrowingBlob(blob_streamer.BlobTask):
+    """A message that comes in pieces, for which there is room once they are there if it announces to be large."""
+
+    def __init__(self, future: Any, stream: Any, max_size: int = 0, preserve_chunks: bool = False):
+        grows = not preserve_chunks and stream.get_size() > MOST_FRAME
+        super().__init__(future, stream, max_size, preserve_chunks or grows)
+        if grows:
+            self.preserve_chunks, self.buffer = False, blob_streamer.FastBuffer()
+
+
 def _no_commands(self: Any) -> CommandModuleSpec:
     return CommandModuleSpec(name="cellnet", cmd_specs=[])
 
@@ -67,6 +79,7 @@ def _no_commands(self: Any) -> CommandModuleSpec:
 def guard() -> None:
     """Guard this process, before one of FLARE's programs starts in it."""
     socket_conn.MAX_FRAME_SIZE = MOST_FRAME
+    blob_streamer.BlobTask = GrowingBlob
     tcp_driver.TcpStreamServer = GuardedServer
     workspace.check_job_id = require_job_id
     login.validate_admin_leaf_cert = require_role
