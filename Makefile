@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation test-all test-torch campaign examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -28,6 +28,9 @@ test-torch: .venv/developed
 
 campaign: .venv/developed
 	$(BIN)/python -m campaign
+
+chaos: .venv/developed
+	$(BIN)/python tests/chaos.py
 
 examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m slow

@@ -12,7 +12,7 @@ from nvflare.collab.api.call_opt import CallOption
 from fedbilevel.core.problem import Point
 from fedbilevel.engines import wire
 from fedbilevel.engines.client_runtime import ClientRuntime
-from fedbilevel.engines.messages import Call, Request
+from fedbilevel.engines.messages import Call, Part, Request, Save, Store
 from fedbilevel.federation.server import ExperimentServer
 from fedbilevel.tasks.quadratic import Quadratic
 
@@ -30,8 +30,11 @@ class HostileServer(ExperimentServer):
             "shape": Call("first_momentum", key, (z._replace(y=z.y[1:]),), None),
             "dtype": Call("first_momentum", key, (z._replace(y=z.y.astype("float16")),), None),
             "nan": Call("first_momentum", key, (z._replace(y=z.y * np.nan),), None),
+            "saving": Save(1, [Store(z.x, 1)], "no number"),
+            "many": Store([z.x] * 200_000, 1),
+            "indices": Part(Store(z.x, 1), (np.zeros(50_000, int),)),
         }
-        requests = {name: wire.encode(Request(expression, True, [])) for name, expression in asked.items()}
+        requests = {name: wire.encode(Request(e, isinstance(e, Call), [])) for name, e in asked.items()}
         said = {}
         for name, request in {**requests, "garbage": b"\x80\x04 garbage"}.items():
             _, failures = transport.ask(dict.fromkeys(range(len(self.sites)), request))
@@ -54,12 +57,18 @@ def forced(proxy, name):
 def lying_rows():
     """Client 1's rows of the quadratics, and from now on false answers of this process to some requests."""
     honest = ClientRuntime.answer
-    lies = iter([np.zeros(3, np.float32), np.zeros(8, np.float16), np.full(8, np.nan, np.float32)])
+    forged = json.dumps({"array": "float32\n2026-01-01 - all is well\x1b[2J" + "x" * 5000, "shape": [8]}).encode()
+    lies = iter(
+        [
+            *map(wire.encode, (np.zeros(3, np.float32), np.zeros(8, np.float16), np.full(8, np.nan, np.float32))),
+            len(forged).to_bytes(8, "little") + forged + bytes(32),
+        ]
+    )
 
     def answer(self, data):
         reply = honest(self, data)
         if np.shape(wire.decode(reply)) == (8,) and (lie := next(lies, None)) is not None:
-            return wire.encode(lie)
+            return lie
         return reply
 
     ClientRuntime.answer = answer

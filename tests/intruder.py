@@ -1,7 +1,11 @@
-"""Somebody with a kit who submits a job: `python intruder.py KIT USER JOB`. Prints what the server says, and how it ends."""
+"""Somebody with a kit who submits a job, or gives one of the engine's commands: `python intruder.py KIT USER JOB_OR_COMMAND`.
+
+Prints what the server says, and how the job ends.
+"""
 
 import sys
 import time
+from pathlib import Path
 
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -13,6 +17,8 @@ def main(kit: str, user: str, job: str) -> None:
         print(f"no session: {type(error).__name__}: {error}")
         return
     try:
+        if not Path(job).is_dir():
+            return print(session.api.do_command(job))
         number = session.submit_job(job)
         deadline = time.monotonic() + 60
         status = ""

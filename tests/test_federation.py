@@ -1,5 +1,6 @@
 """A real federation: a server and three sites in processes of their own over mutual TLS, on this machine's loopback."""
 
+import contextlib
 import functools
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -167,6 +169,31 @@ def test_a_killed_job_process_and_a_killed_server_cost_nothing_but_time(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed and back at once", "frozen"])
+def test_a_site_that_is_back_at_once_costs_nothing_but_time(federation, simulated, started, tmp_path, fault):
+    out = tmp_path / "deployed"
+    process = started(federation, out, *LOCAL)
+    until(lambda: list(out.glob("*/checkpoint")) or process.poll() is not None, 90, "a checkpoint")
+    began, victims = time.monotonic(), federation.processes(SITES[1])
+    if fault == "frozen":
+        for victim in victims:
+            victim.suspend()
+        time.sleep(12)
+        for victim in victims:
+            victim.resume()
+    else:
+        for victim in victims:
+            victim.kill()
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0 and time.monotonic() - began < 120, stdout + stderr
+    assert "lost" not in stdout and "without" not in stdout
+    assert ("continuing from the last checkpoint" in stdout) == (fault != "frozen")
+    assert_equal(rows(out), rows(simulated("fedbio-local")))
+    (file,) = out.glob("*/metrics.jsonl")
+    assert all(json.loads(line)["absences"] == 0 for line in file.read_text().splitlines())
+
+
+@pytest.mark.slow
 def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(federation, started, tmp_path):
     out, before, rounds = tmp_path / "deployed", len(federation.log()), 800
     federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:slow_rows")
@@ -224,7 +251,13 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
 
 @pytest.mark.slow
 def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
-    command("federation", "revoke", federation.folder, SITES[-1])
+    port, kit = port_of(federation), federation.folder / SITES[-1]
+    with tls(port, kit) as open_line:
+        command("federation", "revoke", federation.folder, SITES[-1])
+        assert hung_up(open_line)
+    with tls(port, kit) as new_line:
+        assert hung_up(new_line)
+    assert f"the certificate of {SITES[-1]} is revoked" in federation.log()
     until(lambda: f"{SITES[-1]}: not connected" in status(federation.folder), 60, "the site to be gone")
     time.sleep(10)  # it keeps trying
     assert f"{SITES[-1]}: not connected" in status(federation.folder)
@@ -266,14 +299,18 @@ def beside_a_run(in_progress):
     assert in_progress.process.poll() is None
 
 
-def knock(port, certificate=None):
-    """What a stranger learns who connects with the certificate of a kit, or with none."""
+def tls(port, certificate=None, source="127.0.0.1"):
+    """A connection with the certificate of a kit, or with none, from one of this machine's addresses."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificate:
         context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as raw, context.wrap_socket(raw) as line:
-        line.settimeout(10)
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)))
+
+
+def knock(port, certificate=None):
+    """What a stranger learns who connects with the certificate of a kit, or with none."""
+    with tls(port, certificate) as line:
         line.sendall(b"hello")
         return line.recv(100)
 
@@ -337,7 +374,59 @@ def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     assert "failed to verify client identity" in federation.log()
     config = tmp_path / "kit" / "startup" / "fed_admin.json"
     config.write_text(config.read_text().replace(ADMIN, SITES[0]))
-    assert f"user '{SITES[0]}' is not authorized for 'submit_job'" in submitted(tmp_path / "kit", SITES[0], path)
+    assert "no session" in submitted(tmp_path / "kit", SITES[0], path)  # it is the site's, but a site is no administrator
+    assert "the certificate has no role" in federation.log()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+@pytest.mark.parametrize("command", ["cells", "process_info server", "speed server 1000 1000", f"stop_cell {SITES[0]}"])
+def test_nobody_can_command_the_engines_network(federation, command):
+    said = submitted(federation.folder / "admin", ADMIN, command)
+    assert f"Command {command.split()[0]} not found" in said
+
+
+def frame(length):
+    """The first bytes of a message that announces its length."""
+    return struct.pack(">IHBBHHHH", length, 0, 1, 0, 0, 0, 0, 0)
+
+
+def hung_up(line):
+    """Whether the other end closes a connection without waiting for more."""
+    line.settimeout(10)
+    try:
+        while line.recv(1000):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+def test_a_site_that_connects_from_two_places_is_reported(federation):
+    line = f"{SITES[0]} connects from 127.0.0.2 and from 127.0.0.1: does a second process use its kit?"
+    with tls(port_of(federation), federation.folder / SITES[0], "127.0.0.2"):
+        until(lambda: line in federation.log(), 10, "the line in the log")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+def test_an_announced_length_makes_no_process_take_memory(federation):
+    """Neither with a site's certificate at the server's port, nor without any at the ports that are open on this machine."""
+    everybody = [p for name in ("server", *SITES) for p in federation.processes(name)]
+    before = {p.pid: p.memory_info().vms for p in everybody}
+    ports = {c.laddr.port for p in everybody for c in p.net_connections("inet") if c.status == "LISTEN"}
+    with contextlib.ExitStack() as opened:
+        lines = [socket.create_connection(("127.0.0.1", port), timeout=10) for port in ports - {port_of(federation)}]
+        lines += [tls(port_of(federation), federation.folder / SITES[0]) for _ in range(4)]
+        for line in lines:
+            opened.enter_context(line)
+            line.sendall(frame(2**31 - 2**22))
+        assert len(lines) > 4 and all(map(hung_up, lines))
+    assert max(p.memory_info().vms - before[p.pid] for p in everybody) < 1 << 30
 
 
 @pytest.mark.slow
@@ -352,12 +441,13 @@ def test_a_job_that_ships_code_is_refused(federation, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
-def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path):
+@pytest.mark.parametrize("name", ["subprocess.Popen", "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"])
+def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path, name):
     path = job(federation, tmp_path)
     file = path / "app" / "config" / "config_fed_client.json"
-    file.write_text(file.read_text().replace("fedbilevel.federation.site.Site", "subprocess.Popen"))
+    file.write_text(file.read_text().replace("fedbilevel.federation.site.Site", name))
     assert "ABNORMAL" in submitted(federation.folder / "admin", ADMIN, path)
-    assert any("'subprocess.Popen'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
+    assert any(f"'{name}'" in (log := federation.log(site)) and "is not in allow_list" in log for site in SITES)
 
 
 @pytest.mark.slow
@@ -374,6 +464,9 @@ def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation,
                 inside = (federation.folder, in_progress.out, Path(sys.prefix), Path(sys.base_prefix), HERE.parent)
                 assert file.mode == "r" or any(Path(file.path).is_relative_to(folder) for folder in inside), file
     assert not [*federation.home.rglob("*"), *federation.temporary.rglob("*")]
+    for name in ("server", *SITES):
+        for file in (federation.folder / name).rglob("*"):
+            assert "local" in file.parts or file.stat().st_mode & 0o077 == 0, file
     assert not {name for name in set(os.listdir("/tmp")) - federation.in_tmp_before if "flare" in name.lower()}
 
 
@@ -419,6 +512,9 @@ def hostile(federation, simulated, tmp_path_factory):
         ),
         ("dtype", "first_momentum was called with float32[5], float16[8], float32[8]"),
         ("nan", "an argument holds a value that is not finite"),
+        ("saving", "a Save has entries of another type than it should: refused"),
+        ("many", "no call of this algorithm takes a value of 200,000 arrays: refused"),
+        ("indices", "a Part has entries of another type than it should: refused"),
         ("garbage", "a message "),
     ],
 )
@@ -444,7 +540,7 @@ def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
 
 @pytest.fixture(scope="module")
 def lied(federation, tmp_path_factory):
-    """A run in which one site answers three times with what its algorithm does not give."""
+    """A run in which one site answers four times with what its algorithm does not give."""
     out = tmp_path_factory.mktemp("lied") / "run"
     federation.configure(SITES[1], task="quadratic", loader="function", function="hostile:lying_rows")
     try:
@@ -456,12 +552,16 @@ def lied(federation, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite"])
+@pytest.mark.parametrize(
+    "line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite", "float32 2026-01-01 - all is well[2J"]
+)
 def test_the_server_refuses_a_sites_false_answer(lied, line):
     found, log = lied
     assert any("client 1 is left out of this round" in entry and line in entry for entry in log.splitlines())
     assert [row["rounds"] for row in found] == [0, 10, 20, 30]
-    assert sum(row["absences"] for row in found) == 3 and "client 1 takes part again" in log
+    assert sum(row["absences"] for row in found) == 4 and "client 1 takes part again" in log
+    assert "\x1b" not in log and max(map(len, log.splitlines())) < 5000
+    assert not any(entry.startswith("2026-01-01") for entry in log.splitlines())
     assert "x_error" not in found[-1]  # the truth about simulated data says nothing about a site's own
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import json
 
 import jax
@@ -15,11 +16,11 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Everyone, Uniform
 from fedbilevel.core.problem import LOSSES, Pair
 from fedbilevel.core.traffic import Totals, Traffic
-from fedbilevel.engines import client_runtime, wire
-from fedbilevel.engines.client_runtime import MOST_KEPT
+from fedbilevel.engines import client_runtime, kept_values, wire
 from fedbilevel.engines.deployed_clients import DeployedClients, DeployedCohort
 from fedbilevel.engines.failure import Failure, Kind
-from fedbilevel.engines.messages import Call, Evaluate, Kept, Request, Save, Store
+from fedbilevel.engines.kept_values import MOST_KEPT
+from fedbilevel.engines.messages import Call, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskStore
@@ -443,3 +444,88 @@ def test_whatever_one_client_answers_is_that_clients_trouble_alone(garbage):
     runtimes[1].answer = lambda request: answer
     moved, *_ = federation.step(algorithm, state, jax.random.key(1))
     assert np.isfinite(moved.x).all() and federation.exchange.absences == 1
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (lambda t: Save(1, [Store(t.x, 1)], "no number"), "a Save has entries of another type"),
+        (lambda t: Save([1], [Store(t.x, 1)], -1), "a Save has entries of another type"),
+        (lambda t: Save(1, [Store(t.x, 1)] + [Kept(1)] * MOST_KEPT, -1), "only values kept here are saved here"),
+        (lambda t: Store([np.zeros(5)] * 200_000, 1), "takes a value of 200,000 arrays: refused"),
+        (lambda t: Part(Store(t.x, 1), (np.zeros(10**4, int),)), "a Part has entries of another type"),
+        (lambda t: Part(Store(t.x, 1), (0,)), "only tuples have parts: refused"),
+        (lambda t: Kept("1"), "a Kept has entries of another type"),
+        (lambda t: Saved(1, 0, None), "a Saved has entries of another type"),
+        (lambda t: [[Store(t.x, 1) for _ in range(MOST_KEPT + 2)]], f"more than {MOST_KEPT} values: refused"),
+    ],
+)
+def test_a_client_refuses_to_keep_what_is_malformed_or_too_much_and_writes_nothing(tmp_path, expression, message):
+    task = Quadratic(clients=2).build()
+    stores = [DiskStore(tmp_path / str(m), "ab12") for m in range(2)]
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), stores)
+    with pytest.raises(InputError, match=message):
+        runtimes[0].answer(wire.encode(Request(expression(task), False, [])))
+    assert not list(tmp_path.rglob("step-*"))
+
+
+@pytest.mark.parametrize("needed", [None, "1", [[1]], ["1"], [1.5]])
+def test_a_client_refuses_a_request_whose_needed_numbers_are_none(needed):
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
+    with pytest.raises(InputError, match="a message is not a request: refused"):
+        runtimes[0].answer(wire.encode(Request([], False, needed)))
+
+
+def test_what_a_client_keeps_is_bounded_in_bytes_over_requests_and_on_its_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_values, "MOST_BYTES", 0)
+    monkeypatch.setattr(kept_values, "MOST_TIMES", 1)
+    task = Quadratic(clients=2).build()
+    stores = [DiskStore(tmp_path / str(m), "ab12") for m in range(2)]
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), stores)
+    most = max(task.x.nbytes + task.y.nbytes + n for n in (task.x.nbytes, task.y.nbytes, 16))
+
+    def ask(expression, *needed):
+        return runtimes[0].answer(wire.encode(Request(expression, False, list(needed))))
+
+    fits = most // task.x.nbytes
+    for slot in range(fits):
+        ask([Store(task.x, slot)], *range(slot))
+    with pytest.raises(InputError, match=f"values here may take {most} bytes, and these take {(fits + 1) * task.x.nbytes}"):
+        ask([Store(task.x, fits)], *range(fits))
+    ask(Save(1, [Kept(0)], -1), 0)
+    with pytest.raises(InputError, match="values here may take"):
+        ask(Save(2, [Kept(0)] * (fits + 1), 1), 0)
+    assert [file.name for file in tmp_path.rglob("step-*")] == ["step-1"]
+    with pytest.raises(InputError, match="values here may take"):  # the same number over and over
+        ask([[Store(task.x, 1)] * (fits + 1)])
+
+
+def test_a_kept_value_does_not_keep_the_message_alive_that_brought_it():
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
+    message = bytearray(wire.encode(Request(Store(np.asarray(task.x), 1), False, [])))
+    runtimes[0].answer(message)
+    gc.collect()
+    message.clear()  # it fails while an array has its memory
+
+
+@pytest.mark.parametrize("shape", [[-1], [2, -3], [1.0], ["1"], [True]])
+def test_a_message_with_a_shape_of_something_else_than_whole_numbers_is_refused(shape):
+    description = json.dumps({"array": "float32", "shape": shape}).encode()
+    with pytest.raises(InputError, match="a message is damaged"):
+        wire.decode(len(description).to_bytes(8, "little") + description + bytes(8))
+
+
+def test_a_message_with_an_endless_description_is_refused_before_it_is_read():
+    description = b"[" + b"[]," * (wire.MOST_DESCRIPTION // 3 + 1) + b"0]"
+    with pytest.raises(InputError, match="are the most: refused"):
+        wire.decode(len(description).to_bytes(8, "little") + description)
+
+
+def test_a_lying_dtype_neither_forges_lines_nor_reaches_the_terminal():
+    lie = "float32\n2026-01-01 00:00:00 INFO all is well \x1b[2J\x1b]0;owned\x07 \u202e" + "x" * 10_000
+    description = json.dumps({"array": lie, "shape": [1]}).encode()
+    with pytest.raises(InputError) as refused:
+        wire.decode(len(description).to_bytes(8, "little") + description + bytes(4))
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 300

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError, in_one_line
+
+_most_memory: ContextVar[float] = ContextVar("most_memory", default=math.inf)
 
 
 def each_its_share(rows: Tree) -> Tree:
@@ -42,6 +48,16 @@ def require_devices() -> None:
         raise InputError(f"JAX cannot use a device here: {in_one_line(error)}") from None
 
 
+@contextlib.contextmanager
+def memory_ceiling(most: float) -> Iterator[None]:
+    """During the block, `require_memory` allows at most so many bytes, however many there are."""
+    token = _most_memory.set(most)
+    try:
+        yield
+    finally:
+        _most_memory.reset(token)
+
+
 def memory() -> int:
     """Bytes of the memory that arrays are in."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
@@ -52,7 +68,7 @@ def memory() -> int:
 
 def require_memory(what: str, needed: float, remedy: str) -> None:
     """Raise `InputError` if something needs more bytes than there are."""
-    there = memory()
+    there = min(memory(), _most_memory.get())
     if needed > there:
         raise InputError(
             f"{what}: about {needed / 1e9:,.1f} GB of memory are needed, and {there / 1e9:.1f} are there: {remedy}"

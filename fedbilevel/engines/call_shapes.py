@@ -52,6 +52,11 @@ class Shape(NamedTuple):
         leaves = [part.reshape(shape) for part, (_, shape) in zip(parts, self.arrays, strict=True)]
         return jax.tree.unflatten(self.structure, leaves)
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(jnp.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.arrays)
+
     def __str__(self) -> str:
         return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in self.arrays) or "nothing"
 
@@ -87,6 +92,11 @@ def call_shapes(algorithm: Algorithm, population: Population, x: Array, y: Array
     return {name: frozenset(found) for name, found in seen.items()}
 
 
+def largest_call(known: CallShapes) -> int:
+    """The bytes of the call that has the most, with its result."""
+    return max(s.arguments.nbytes + s.result.nbytes for found in known.values() for s in found)
+
+
 def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
     """Raise `InputError` unless a call of that function takes arguments of these shapes."""
     given = Shape.of(args)
@@ -97,8 +107,12 @@ def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:
-    """Raise `InputError` unless every array of a value has a shape and dtype that some call takes."""
-    taken = {array for found in known.values() for s in found for array in s.arguments.arrays}
+    """Raise `InputError` unless every array of a value has a shape and dtype that some call takes, and no more arrays."""
+    calls = [s.arguments for found in known.values() for s in found]
+    taken = {array for arguments in calls for array in arguments.arrays}
+    leaves = jax.tree.leaves(value)
+    if len(leaves) > max(len(arguments.arrays) for arguments in calls):
+        raise InputError(f"no call of this algorithm takes a value of {len(leaves):,} arrays: refused")
     given = Shape.of(value)
     if not set(given.arrays) <= taken:
         raise InputError(f"no call of this algorithm takes a value of {given}: refused")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, check_argument, check_arguments, check_finite
+from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, check_argument, check_arguments, check_finite, largest_call
+from fedbilevel.engines.kept_values import MOST_KEPT, KeptValues, size
 from fedbilevel.engines.messages import (
     EXPRESSIONS,
     SECURE,
@@ -39,7 +41,6 @@ from fedbilevel.engines.secure_exchange import SecureClient
 from fedbilevel.errors import InputError
 
 HELD = (Call, Store, Kept, Part, Saved)  # expressions whose results are here
-MOST_KEPT = 1000  # values at a time; algorithms keep a handful
 
 
 class ValueStore(Protocol):
@@ -70,19 +71,18 @@ class ClientRuntime:
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, SecureSum) else None
         self._named = wire.named_tuples(type(algorithm))
-        self._kept: dict[int, Tree] = {}
+        self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request; `InputError` or `NotFinite` if it asks for something that a client does not do."""
         request = wire.decode(data, EXPRESSIONS | self._named)
-        if not isinstance(request, Request):
+        if not isinstance(request, Request) or not _whole(request.needed):
             raise InputError("a message is not a request: refused")
         if request.reply and self._secure is not None and not isinstance(request.expression, SECURE):
             raise InputError("what this client computes leaves it in secure sums alone: refused")
         if request.reply and self._secure is None and not isinstance(request.expression, (Call, Encode, Evaluate)):
             raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
-        needed = set(request.needed)
-        self._kept = {slot: value for slot, value in self._kept.items() if slot in needed}
+        self._kept.begin(set(request.needed))
         result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
         return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
 
@@ -103,41 +103,45 @@ class ClientRuntime:
 
     def _evaluate(self, expression: Any) -> Tree:
         match expression:
-            case Kept(slot=slot):
-                return self._recalled(slot)
-            case Store(value=value, slot=slot):
+            case Kept(slot=int(slot)):
+                return self._kept.recall(slot)
+            case Store(value=value, slot=int(slot)):
                 check_finite("a value to keep", value)
                 if self._call_shapes is not None:
                     check_argument(self._call_shapes, value)
-                return self._keep(slot, value)
-            case Part(of=of, path=path):
+                return self._kept.add(slot, jax.tree.map(np.array, value))  # a copy, which does not keep the message alive
+            case Part(of=of, path=tuple(path)) if _whole(path):
                 value = self._evaluate(of)
                 for index in path:
+                    if not isinstance(value, tuple):
+                        raise InputError("only tuples have parts: refused")
                     value = value[index]
                 return value
-            case Call(function=name, key=key, args=args, slot=slot):
-                value = self._call(name, key, [self._evaluate(a) for a in args])
-                return value if slot is None else self._keep(slot, value)
-            case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=slot):
+            case Call(function=str(name), key=key, args=tuple(args), slot=int() | None as slot):
+                return self._kept.add(slot, self._call(name, key, [self._evaluate(a) for a in args]))
+            case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=int(slot)):
                 check_finite("a point that answers are near", around)
                 sent = jax.tree.leaves([self._evaluate(a) for a in args if not isinstance(a, HELD)])
                 near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
                 message, left = _encoded(self._aggregation, key, self._evaluate(call), near, self._evaluate(memory))
-                self._keep(slot, left)
+                self._kept.add(slot, left)
                 return message
             case Evaluate(x=x, y=y):
                 point = self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
                     check_arguments(self._call_shapes, EVALUATING, point)
                 return _metrics(self._population, *point)
-            case Save(step=step, values=values, keep=keep):
+            case Save(step=int(step), values=list(values), keep=int(keep)):
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
                     raise InputError("only values kept here are saved here: refused")
-                kept = [jax.tree.map(np.asarray, self._evaluate(v)) for v in values]
-                self._disk.save(step, wire.encode(kept), keep)
+                kept = [self._evaluate(v) for v in values]
+                self._kept.require_room(size(kept))
+                self._disk.save(step, wire.encode(jax.tree.map(np.asarray, kept)), keep)
                 return None
-            case Saved(step=step, place=place, slot=slot):
-                return self._keep(slot, wire.decode(self._disk.load(step), self._named)[place])
+            case Saved(step=int(step), place=int(place), slot=int(slot)):
+                return self._kept.add(slot, wire.decode(self._disk.load(step), self._named)[place])
+            case _ if isinstance(expression, tuple(EXPRESSIONS.values())):
+                raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
             case list():
                 return [self._evaluate(e) for e in expression]
             case _:
@@ -149,18 +153,10 @@ class ClientRuntime:
         """An array as the server meant it."""
         if not is_encoded(value):
             return value
+        if not _whole(value.shape) or min(value.shape, default=0) < 0 or value.dtype not in wire.KINDS:
+            raise InputError("an encoded array has no usable shape: refused")
+        self._kept.require_room(8 * math.prod(value.shape))
         return self._aggregation.decode_sent(value.message, jax.ShapeDtypeStruct(tuple(value.shape), value.dtype))
-
-    def _keep(self, slot: int, value: Tree) -> Tree:
-        if len(self._kept) >= MOST_KEPT and slot not in self._kept:
-            raise InputError(f"{MOST_KEPT} values are kept here already: refused")
-        self._kept[slot] = value
-        return value
-
-    def _recalled(self, slot: int) -> Tree:
-        if slot not in self._kept:
-            raise InputError(f"no value is kept here under the number {slot}: this client started after it was computed")
-        return self._kept[slot]
 
     def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
         if not is_client_function(getattr(self._algorithm, name, None)):
@@ -174,6 +170,11 @@ class ClientRuntime:
         if self._store is None:
             raise InputError("this client has nowhere to save values: give it a store")
         return self._store
+
+
+def _whole(numbers: Any) -> bool:
+    """Whether these are whole numbers."""
+    return isinstance(numbers, (list, tuple)) and all(type(n) is int for n in numbers)
 
 
 @partial(jax.jit, static_argnames="name")

@@ -15,7 +15,7 @@ from fedbilevel.engines.call_shapes import CallShapes, check_finite, check_messa
 from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.engines.held import Slots, Wanted
 from fedbilevel.engines.messages import Call, Encode, Evaluate, Request
-from fedbilevel.errors import InputError, NotFinite
+from fedbilevel.errors import InputError, NotFinite, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Exchange:
                 failures[m] = Failure.of(error)
                 continue
             except Exception as error:
-                failures[m] = Failure(Kind.INVALID, f"{type(error).__name__}: {error}")
+                failures[m] = Failure(Kind.INVALID, in_words(error))
                 continue
             replies[m] = value
             for held in wanted[m][1]:

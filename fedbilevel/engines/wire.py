@@ -17,7 +17,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
+
+MOST_DESCRIPTION = 16 << 20  # bytes of a description, which takes many times as much once it is read
 
 KINDS = {"bool", "bfloat16", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))} | {
     f"float{bits}" for bits in (16, 32, 64)
@@ -54,6 +56,8 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     end = 8 + int.from_bytes(view[:8], "little")
     if end > len(view):
         raise InputError(f"a message of {len(view)} bytes is cut off or not a fedbilevel message: send it again")
+    if end > MOST_DESCRIPTION:
+        raise InputError(f"a message has a description of {end - 8:,} bytes, and {MOST_DESCRIPTION:,} are the most: refused")
     position = end
 
     def build(node: Any) -> Any:
@@ -71,6 +75,8 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
         if node["array"] not in KINDS:
             raise ValueError(node["array"])
         dtype, shape = jnp.dtype(node["array"]), tuple(node["shape"])
+        if not all(type(length) is int and length >= 0 for length in shape):
+            raise ValueError("a shape is not made of whole numbers")
         size = dtype.itemsize * math.prod(shape)
         array = np.frombuffer(view[position : position + size], dtype).reshape(shape)
         position += size
@@ -79,9 +85,8 @@ def decode(data: bytes, types: Mapping[str, type] | None = None) -> Any:
     try:
         tree = build(json.loads(bytes(view[8:end])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise InputError(
-            f"a message is damaged or not a fedbilevel message ({type(error).__name__}: {error}): send it again"
-        ) from None
+        why = f"{type(error).__name__}: {in_one_line(error, 100)}"
+        raise InputError(f"a message is damaged or not a fedbilevel message ({why}): send it again") from None
     if position != len(view):
         raise InputError(f"a message has {len(view) - position} bytes too many: send it again")
     return tree

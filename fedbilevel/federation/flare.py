@@ -18,10 +18,10 @@ from typing import Any
 from nvflare.collab import CollabCallError
 
 from fedbilevel.engines.failure import Failure, Failures, Kind
-from fedbilevel.errors import in_one_line
+from fedbilevel.errors import in_one_line, in_words
 
 LONGEST_CALL = 24 * 3600.0  # seconds; no round may take longer
-ABORTING = 4.0  # seconds within which a job whose sites FLARE has ended learns that it is aborted
+ABORTING = 10.0  # seconds within which a job learns that it is aborted: FLARE has ended its sites, or one was restarted
 Answer = bytes | Failure
 
 
@@ -106,9 +106,10 @@ class _Line:
         try:
             reply = getattr(self._proxy(timeout=LONGEST_CALL), method)(request)
         except CollabCallError as error:
-            return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({error.cause_type}: {error.cause})")
+            why = in_one_line(f"{error.cause_type}: {error.cause}")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be reached ({why})")
         except Exception as error:
-            return Failure(Kind.UNREACHABLE, f"{self._name} could not be called ({type(error).__name__}: {error})")
+            return Failure(Kind.UNREACHABLE, f"{self._name} could not be called ({in_words(error)})")
         match reply:
             case [True, bytes(value)]:
                 return value

@@ -17,7 +17,7 @@ from fedbilevel.runs.experiment import COUNTERS, Snapshot
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import StopRequest
 
-RETURN = 5.0  # seconds between two checks for sites that came back
+RETURN = 2.0  # seconds between two checks for sites that came back
 
 
 class FolderWatch:
@@ -74,6 +74,9 @@ def follow(session: Session, job: str, watch: FolderWatch, returning: ReturningS
         except Exception as error:
             if is_lost(error) or now - answered > PATIENCE:
                 raise trouble(session.federation, error) from None
+        if back and returning.restarted(job, back):
+            session.abort(job)  # it waits for an answer that will never come, and must not do without it
+            break
         if (stop.signum is not None or back) and stopping == math.inf:
             stopping = now
             (watch.folder.path / STOP).touch()

@@ -17,13 +17,14 @@ from typing import Any
 
 import psutil
 
+from fedbilevel.core.locks import held
 from fedbilevel.errors import InputError
-from fedbilevel.federation.provision import HEARTBEAT, ORGANISATION, SERVER
+from fedbilevel.federation.provision import ENGINE, HEARTBEAT, ORGANISATION, SERVER
 from fedbilevel.runs.stopping import heeded
 from fedbilevel.user_files import read_json
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often within this many seconds is given up
-MODULES = {"server": "fedbilevel.federation.listener", "client": "nvflare.private.fed.app.client.client_train"}
+PROGRAMS = {kind: f"nvflare.private.fed.app.{kind}.{kind}_train" for kind in ("server", "client")}
 CONSOLE_SIZE = 50 << 20  # bytes above which the next start begins a new one
 GRACE = 5.0  # seconds that processes have to end on their own
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -55,7 +56,7 @@ class KitProcess:
         with console_file.open("ab") as console:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-u", "-m", MODULES[kind]),
+                    *(sys.executable, "-u", "-m", ENGINE, PROGRAMS[kind]),
                     *("-m", str(self.kit), "-s", f"fed_{kind}.json", "--set", *options),
                 ],
                 cwd=self.kit,
@@ -82,7 +83,10 @@ class KitProcess:
 def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
     """Keep the kits' processes running until a signal to stop, then stop them all. One that keeps dying is given up."""
     deaths: dict[KitProcess, list[float]] = {kit: [] for kit in kits}
-    with _signals() as stopped, _nothing_left():
+    with _signals() as stopped, _private_files(), contextlib.ExitStack() as alone, _nothing_left():
+        for kit in kits:
+            taken = f"the kit {kit.kit} is already running: stop its other process first"
+            alone.enter_context(held(kit.kit / "startup", taken))
         for kit in kits:
             kit.start()
         while not stopped():
@@ -100,6 +104,16 @@ def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
                 say(f"{kit.name} ended; restarting it")
                 _end([p for p in psutil.Process().children(recursive=True) if _of(p, kit.kit)])
                 kit.start()
+
+
+@contextlib.contextmanager
+def _private_files() -> Iterator[None]:
+    """During the block, files and folders that we and our processes make are for their owner alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _of(process: psutil.Process, kit: Path) -> bool:

@@ -7,7 +7,7 @@
     FOLDER/authority            the key that signs certificates: keep it offline
 
 A kit holds a certificate and its key, so each goes to its owner and to nobody else. Every kit refuses jobs that ship
-code, allows only the classes named here and those on FLARE's own list, and sends no logs to the server.
+code, allows only the classes named here, and sends no logs to the server.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SERVER, ADMINISTRATOR, AUTHORITY = "server", "admin", "authority"
 RESERVED = (SERVER, ADMINISTRATOR, AUTHORITY)
 DEFAULT_PORT = 8002
 HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's heartbeats, and until a silent site counts as gone
+SITES_ANSWER = 3.0  # seconds that the server waits for its sites before it answers a researcher, who waits for five
 CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines per call, and runs make thousands of calls
 
 SERVER_CLASS = "fedbilevel.federation.server.ExperimentServer"
@@ -38,6 +39,9 @@ SITE_CLASS = "fedbilevel.federation.site.Site"
 CONTROLLER_CLASS = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR_CLASS = "nvflare.collab.runtime.executor.CollabExecutor"
 CLASSES = {"server": (SERVER_CLASS, CONTROLLER_CLASS), "site": (SITE_CLASS, EXECUTOR_CLASS)}
+FORMATTER = "fedbilevel.federation.log_lines.PlainFormatter"
+ENGINE = "fedbilevel.federation.guarded_engine"
+LAUNCHERS = "fedbilevel.federation.job_launchers"
 
 RIGHTS = {  # of the only role; nobody may ship code or run shell commands
     "submit_job": "any",
@@ -68,11 +72,15 @@ client = {number}                    # share: which of the simulated clients thi
 [knobs]                       # settings of the task that this site insists on; a run with others is refused
 # clients = {sites}
 
-[trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
 [policy]                      # what this site insists on besides; a run that does not comply is refused
+# least_batch_size = 32       # rows in a minibatch
+# least_rows = 100            # rows behind any answer
+# memory = 4.0                # gigabytes that a run's knobs may ask for
 # secure_sum = true           # the server learns sums over sites, and nothing of this one alone
 # at_least = 3                # the fewest sites in such a sum
 # refuse = ["gather"]         # algorithms whose server needs what each site sends, and not only their mean
+
+[trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
 """
 
 
@@ -125,9 +133,9 @@ def found(folder: Path, sites: Sequence[str], host: str, port: int = DEFAULT_POR
         state.rename(folder / AUTHORITY)
         for site in sites:
             (kits / site).rename(folder / site)
-        _lock_down(folder / SERVER, CLASSES["server"])
+        _lock_down(folder / SERVER, "server")
         for number, site in enumerate(sites):
-            _lock_down(folder / site, CLASSES["site"])
+            _lock_down(folder / site, "site")
             (folder / site / "local" / "site.toml").write_text(SITE_TOML.format(number=number, sites=len(sites)))
     except BaseException:
         for name in (SERVER, ADMINISTRATOR, AUTHORITY, *sites):
@@ -169,7 +177,7 @@ def _provisioned(workspace: Path, sites: Sequence[str], host: str, port: int) ->
     project = Project(name="fedbilevel", description="", props={"api_version": 3, "name": "fedbilevel"})
     project.set_server(host, ORGANISATION, {"fed_learn_port": port, "admin_port": port})
     for site in sites:
-        project.add_client(site, ORGANISATION, {"allow_log_streaming": False})
+        project.add_client(site, ORGANISATION, {})
     project.add_admin(ADMIN, ORGANISATION, {"role": "project_admin"})
     builders = [
         WorkspaceBuilder(),
@@ -192,19 +200,24 @@ class _Silent:
     info = warning = error = debug
 
 
-def _lock_down(kit: Path, classes: Sequence[str]) -> None:
-    """Allow the classes that an experiment needs, refuse shipped code, and send no logs."""
+def _lock_down(kit: Path, kind: str) -> None:
+    """Allow only the classes that an experiment needs, refuse shipped code, send no logs, and guard jobs' processes."""
     local = kit / "local"
     resources: dict[str, Any] = read_json(local / "resources.json.default", dict[str, Any])
-    resources["class_allow_list"] = [*resources["class_allow_list"], *classes]
+    resources |= {"class_allow_list": list(CLASSES[kind]), "allow_log_streaming": False}
     resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
     for server in resources.get("servers", []):
-        server["heart_beat_timeout"] = HEARTBEAT_TIMEOUT
+        server |= {"heart_beat_timeout": HEARTBEAT_TIMEOUT, "admin_timeout": SITES_ANSWER}
     for component in resources["components"]:
         if component["id"] == "job_scheduler":
             component["args"] |= {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
+        if component["id"] == "process_launcher":
+            component["path"] = f"{LAUNCHERS}.{kind.capitalize()}Jobs"
     logs: dict[str, Any] = read_json(local / "log_config.json.default", dict[str, Any])
     logs["loggers"][CALLS] = {"level": "WARNING"}
+    logs["loggers"]["root"]["handlers"].remove("jsonFileHandler")  # the same once more
+    for name in ("baseFormatter", "consoleFormatter"):
+        logs["formatters"][name]["()"] = FORMATTER
     (local / "log_config.json").write_text(json.dumps(logs, indent=2) + "\n")
     (local / "resources.json").write_text(json.dumps(resources, indent=2) + "\n")
     policy = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}

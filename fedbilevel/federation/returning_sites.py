@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fedbilevel.federation.session import Session
 
@@ -17,6 +17,7 @@ class ReturningSites:
     def __init__(self, say: Callable[[str], None]):
         self._say = say
         self._returns: Counter[str] = Counter()
+        self._had_part: defaultdict[str, set[str]] = defaultdict(set)  # by job
 
     def found(self, session: Session, job: str) -> list[str]:
         """The sites that are connected but have no part in a running job."""
@@ -26,6 +27,7 @@ class ReturningSites:
         with_part = {site for site, jobs in parts.items() if job in jobs}
         if not with_part:
             return []
+        self._had_part[job] |= with_part
         for site in with_part:
             del self._returns[site]
         troubled = {site for site, jobs in parts.items() if any(word in said for said in jobs for word in TROUBLE)}
@@ -37,3 +39,7 @@ class ReturningSites:
                 why = "see console.txt in that site's kit"
                 self._say(f"{site} is connected but got no part in {RETURNS} jobs ({why}): continuing without it")
         return [site for site in back if self._returns[site] <= RETURNS]
+
+    def restarted(self, job: str, back: Sequence[str]) -> bool:
+        """Whether one of the sites that are back had a part in the job, which has died with its process."""
+        return not self._had_part[job].isdisjoint(back)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fedbilevel.engines.failure import Failure, Failures, Kind
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation.begin_message import Holdings
 from fedbilevel.federation.flare import Flare
 from fedbilevel.user_files import decoded
@@ -57,7 +57,7 @@ class Roster:
             try:
                 self.data[m] = decoded(reply, Holdings)
             except InputError as error:
-                failures[m] = Failure(Kind.REFUSED, f"client {m} says nothing usable about its data: {error}")
+                failures[m] = Failure(Kind.REFUSED, f"client {m} says nothing usable about its data: {in_one_line(error)}")
         heard = {m: failure for m, failure in failures.items() if failure.sent}
         self._told.update(heard.keys())
         for m, failure in heard.items():

@@ -17,7 +17,7 @@ from fedbilevel.engines.table_exchange import RemoteTables
 from fedbilevel.errors import Diverged, InputError, in_one_line
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.compile_cache import keep_compiled
-from fedbilevel.federation.flare import Flare
+from fedbilevel.federation.flare import Flare, JobAborted
 from fedbilevel.federation.job import SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.pinned_code import sha256_here
@@ -62,7 +62,7 @@ class ExperimentServer:
             experiment = self.experiment(folder.configuration, transport)
             write_status(folder.path, {"begun": True, "said": self._said, "left_out": self._reasons()})
             self._execute(folder, experiment)
-        except Diverged as error:
+        except (Diverged, JobAborted) as error:
             logger.warning("%s", error)
         except (InputError, RuntimeError, OSError) as error:
             logger.error("the run stopped: %s", error)

@@ -17,6 +17,7 @@ from nvflare.collab import collab
 
 from fedbilevel.aggregations import bundled
 from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.devices import memory_ceiling
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
@@ -27,6 +28,7 @@ from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.nvflare_support import documented
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_store import DiskStore
+from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.tasks.data.table_sums import SiteTable
 
@@ -55,7 +57,6 @@ def _where(error: Exception) -> str:
 
 
 SERVER = "server"  # FLARE's name for it
-MOST_LINES = 200  # refusals logged in a job before most are left out
 
 
 class Site:
@@ -65,7 +66,7 @@ class Site:
         self._runtime: ClientRuntime | None = None
         self._begun: dict[bytes, bytes] = {}  # the run that it takes part in, and its reply
         self._tables: dict[bytes, SiteTable] = {}  # the run that asks about it, and its table
-        self._refused = 0
+        self._refusals = SparseLog(logger)
         self._one_at_a_time = threading.Lock()
 
     @documented(collab.init)
@@ -96,19 +97,12 @@ class Site:
                     raise InputError(f"{collab.caller} is not the server: a site answers nobody else")
                 return [True, work()]
             except (InputError, NotFinite) as error:
-                self._log(f"refused: {in_one_line(error)}")
+                self._refusals.warning(f"refused: {in_one_line(error)}")
                 return [False, str(Failure.of(error).kind), str(error)]
             except Exception as error:
-                self._log(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
-                return [False, str(Kind.BROKEN), f"{type(error).__name__} at the site: see its log"]
-
-    def _log(self, line: str) -> None:
-        """Log a warning; of very many, which would fill the disk, only one in a thousand."""
-        self._refused += 1
-        if self._refused <= MOST_LINES or self._refused % 1000 == 0:
-            logger.warning("%s", line)
-        if self._refused == MOST_LINES:
-            logger.warning("%d requests were refused or failed: from now on one in 1000 is logged", MOST_LINES)
+                self._refusals.warning(f"a request failed: {in_one_line(repr(error))}; {_where(error)}")
+                why = f" ({error.strerror})" if isinstance(error, OSError) else ""  # without the file's name
+                return [False, str(Kind.BROKEN), f"{type(error).__name__}{why} at the site: see its log"]
 
     def _agreed(self, request: bytes) -> tuple[BeginMessage, SiteData, Any]:
         """The run that a message begins, the site's data, and the task with its settings; `InputError` if the site refuses."""
@@ -134,8 +128,10 @@ class Site:
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule = bundled(run.aggregate)
         own.policy.agree(algorithm, rule)
-        with _unsaid():
-            task, population = own.load(settings, run.number, run.sites, run.fit)
+        with memory_ceiling(own.policy.memory * 1e9):
+            with _unsaid():
+                task, population = own.load(settings, run.number, run.sites, run.fit)
+            own.policy.agree_rows(population)
         known, store = call_shapes(algorithm, population, task.x, task.y), DiskStore(self._kit / "kept", run.identity)
         self._runtime = ClientRuntime(
             algorithm, population, run.number, run.weight, known, store, rule, self._identity(run, rule)

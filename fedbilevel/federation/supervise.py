@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.stopping import StopRequest
 
 GATHER = 30.0  # seconds that sites have to connect before a run continues without them
+LEAST_FREE = 1 << 20  # bytes of a disk that is not full
 DEATHS = 3  # consecutive jobs that die before a checkpoint
 
 
@@ -44,7 +46,7 @@ class Supervisor:
                 if folder.result is not None:
                     break
                 status = read_status(folder.path)
-                reason = status.get("error", ended)
+                reason = full_disk(folder.path, self.federation.folder) or status.get("error", ended)
                 deaths = 0 if _checkpointed(folder) > before else deaths + 1
                 if status.get("final") or deaths >= DEATHS:
                     logs = self.federation.folder / "server" / "console.txt"
@@ -93,6 +95,12 @@ class Supervisor:
                 self._say(f"continuing without {', '.join(absent)}: not connected")
                 return
             time.sleep(POLL)
+
+
+def full_disk(*places: Path) -> str:
+    """Which of these places has no room left for what a job writes, in words; nothing if all have."""
+    full = [place for place in places if shutil.disk_usage(place).free < LEAST_FREE]
+    return f"the disk with {full[0]} is full" if full else ""
 
 
 def _checkpointed(folder: RunFolder) -> float:

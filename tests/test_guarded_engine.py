@@ -1,0 +1,192 @@
+"""What the guards of FLARE's processes refuse, and what these processes leave on disks and in logs, without the processes."""
+
+import datetime
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedbilevel.errors import InputError
+from fedbilevel.federation import guarded_engine, job_launchers, processes, sparse_log, supervise
+from fedbilevel.federation.job_launchers import MOST_FOLDERS, SiteJobs, is_job_id, tidy
+from fedbilevel.federation.listener import Revoked
+from fedbilevel.federation.log_lines import MOST_CHARACTERS, PlainFormatter
+from fedbilevel.federation.provision import ENGINE
+from fedbilevel.federation.returning_sites import ReturningSites
+
+JOB = "ba5ce263-3c9c-47d7-af15-e1f9afbfb2fa"
+GUARDED = """
+import json, struct, sys, socket
+from types import SimpleNamespace
+from fedbilevel.federation.guarded_engine import guard
+guard()
+from nvflare.fuel.f3.cellnet.net_agent import NetAgent
+from nvflare.fuel.f3.cellnet.net_manager import NetManager
+from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
+from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
+from nvflare.fuel.hci.server.login import validate_admin_leaf_cert
+from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.server.admin import NetManager as served
+
+said = {}
+try:
+    ClientEngine.delete_run(SimpleNamespace(args=SimpleNamespace(workspace=sys.argv[1])), "startup")
+except ValueError as error:
+    said["deleting"] = str(error)
+registered = []
+agent = NetAgent(SimpleNamespace(register_request_cb=lambda **named: registered.append(named)))
+said["registered"], said["commands"] = len(registered), len(NetManager(agent).get_spec().cmd_specs)
+here, there = socket.socketpair()
+there.sendall(struct.pack(">IHBBHHHH", 2**31 - 2**22, 0, 1, 0, 0, 0, 0, 0))
+try:
+    SocketConnection.read_frame(SimpleNamespace(sock=here, name="", read_into=lambda b, o, n: here.recv_into(b, n)))
+except Exception as error:
+    said["frame"] = str(error)
+for name, size in (("small", 1000), ("large", 20 << 20)):
+    blob = BlobTask(None, SimpleNamespace(get_size=lambda: size), 1 << 32)
+    said[name] = len(blob.buffer)
+said["login"], said["served"] = validate_admin_leaf_cert.__name__, served is NetManager
+print(json.dumps(said))
+"""
+
+
+def test_a_guarded_process_deletes_no_kit_takes_no_network_messages_and_makes_no_room_for_huge_frames(tmp_path):
+    (tmp_path / "startup").mkdir()
+    for name in ("startup", "local"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    done = subprocess.run([sys.executable, "-c", GUARDED, tmp_path], capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
+    assert (tmp_path / "startup").is_dir() and said["deleting"] == "not the identity of a job: refused"
+    assert said["registered"] == said["commands"] == 0 and said["served"]
+    assert "exceeds limit" in said["frame"] and str(guarded_engine.MOST_FRAME) in said["frame"]
+    assert said["small"] == 1000 and said["large"] == 0  # until its pieces come
+    assert said["login"] == "require_role"
+
+
+@pytest.mark.parametrize(
+    ("job", "is_one"),
+    [(JOB, True), ("startup", False), ("local", False), ("", False), (None, False), (JOB.upper(), False), (f"../{JOB}", False)],
+)
+def test_only_what_flares_server_gives_is_a_jobs_identity(job, is_one):
+    assert is_job_id(job) == is_one
+    if not is_one:
+        with pytest.raises(ValueError, match="not the identity of a job"):
+            guarded_engine.require_job_id(job)
+
+
+def certificate(**named):
+    """A certificate, with or without a role, signed by itself."""
+    key, day = ec.generate_private_key(ec.SECP256R1()), datetime.timedelta(1)
+    now = datetime.datetime.now(datetime.UTC)
+    attributes = {"name": x509.NameOID.COMMON_NAME, "role": guarded_engine.ROLE}
+    name = x509.Name([x509.NameAttribute(attributes[what], value) for what, value in named.items()])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    return builder.serial_number(1).not_valid_before(now).not_valid_after(now + day).sign(key, hashes.SHA256())
+
+
+def test_only_a_certificate_with_a_role_is_an_administrators():
+    guarded_engine.require_role(certificate(name="admin@fedbilevel.org", role="project_admin"))
+    with pytest.raises(ValueError, match="has no role"):
+        guarded_engine.require_role(certificate(name="hospital-1"))
+
+
+def test_the_list_of_revoked_sites_is_read_again_when_it_changes(tmp_path):
+    file = tmp_path / "disabled_clients.json"
+    revoked = Revoked(file)
+    assert revoked.names() == frozenset()
+    file.write_text('{"disabled_clients": ["a"]}')
+    assert revoked.names() == {"a"} == revoked.names()
+    file.write_text('{"disabled_clients": ["a", "b"]}')
+    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
+    assert revoked.names() == {"a", "b"}
+    file.unlink()
+    assert revoked.names() == frozenset()
+
+
+def test_an_entry_of_a_log_is_printable_bounded_and_cannot_pass_for_another(caplog):
+    entry = logging.LogRecord(
+        "site", logging.WARNING, "", 0, "%s", ("a\n2026 - all is well\x1b[2J\r\u202e" + "x" * 10**6,), None
+    )
+    text = PlainFormatter("%(levelname)s %(message)s").format(entry)
+    lines = text.split("\n")
+    assert lines[0] == "WARNING a" and lines[1].startswith("    | 2026 - all is well[2J") and len(text) < MOST_CHARACTERS + 100
+    assert all(line.isprintable() for line in lines)
+
+
+def test_warnings_that_others_cause_do_not_fill_the_log_and_are_logged_again_after_an_hour(caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(sparse_log.time, "monotonic", lambda: now[0])
+    log = sparse_log.SparseLog(logging.getLogger("strangers"))
+    for _ in range(10**5):
+        log.warning("refused")
+    assert len(caplog.records) == sparse_log.MOST_LINES + 1 + 10**5 // sparse_log.THEN
+    now[0] += 3601
+    caplog.clear()
+    log.warning("refused")
+    assert len(caplog.records) == 1
+
+
+def test_a_jobs_process_is_guarded_and_older_jobs_folders_are_deleted(tmp_path, monkeypatch):
+    command = f"python -m nvflare.private.fed.app.client.worker_process -m {tmp_path}"
+    monkeypatch.setattr(job_launchers.ClientProcessJobLauncher, "get_command", lambda self, meta, context: command)
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    for name in ("startup", "local", "kept"):
+        (tmp_path / name).mkdir()
+    names = [f"{JOB[:-2]}{k:02d}" for k in range(MOST_FOLDERS + 3)]
+    for k, name in enumerate(names):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (k, k))
+    made = SiteJobs().get_command({}, SimpleNamespace(get_prop=lambda name: workspace))
+    assert made == command.replace("-m nvflare", f"-m {ENGINE} nvflare", 1)
+    assert {p.name for p in tmp_path.iterdir()} == {"startup", "local", "kept", *names[3:]}
+    tidy(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3 + MOST_FOLDERS
+
+
+def test_a_second_process_with_a_kit_is_refused_and_what_the_first_writes_is_private(tmp_path, monkeypatch):
+    (tmp_path / "a" / "startup").mkdir(parents=True)
+    kit = processes.KitProcess(tmp_path / "a")
+    began = threading.Event()
+
+    def start():
+        (tmp_path / "a" / "console.txt").write_text("begun")
+        began.set()
+
+    monkeypatch.setattr(kit, "start", start)
+    monkeypatch.setattr(processes.KitProcess, "alive", property(lambda self: True))
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+    with processes.held(tmp_path / "a" / "startup", "?"), pytest.raises(InputError, match="is already running: stop its other"):
+        processes.run([kit], pytest.fail)
+    assert not began.is_set()
+    processes.run([kit], pytest.fail)
+    assert began.is_set() and (tmp_path / "a" / "console.txt").stat().st_mode & 0o077 == 0
+    before = os.umask(0o022)
+    os.umask(before)
+    assert before != 0o077
+
+
+def test_a_restarted_site_is_told_from_one_that_was_never_there():
+    returning = ReturningSites(pytest.fail)
+    parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
+    session = SimpleNamespace(
+        engine=SimpleNamespace(get_client_job_status=lambda: parts), federation=SimpleNamespace(sites="abc")
+    )
+    assert returning.found(session, "1") == [] and not returning.restarted("1", [])
+    parts = [parts[0], *({"client_name": name, "status": "no jobs"} for name in "bc")]
+    assert returning.found(session, "1") == ["b", "c"]
+    assert returning.restarted("1", ["b", "c"]) and not returning.restarted("1", ["c"]) and not returning.restarted("2", ["b"])
+
+
+def test_afull_disk_is_named(tmp_path, monkeypatch):
+    assert supervise.full_disk(tmp_path) == ""
+    monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
+    assert supervise.full_disk(tmp_path) == f"the disk with {tmp_path} is full"
