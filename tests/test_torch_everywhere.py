@@ -92,7 +92,8 @@ def test_modules_on_a_federation_have_the_simulated_numbers(place):
     try:
         running.await_sites()
         for layers in ("mlp", "cnn"):
-            run = ["run", code, "simfbo", "--rounds", "20", "--knob", f"layers={layers}", "--set", "gamma_x=0.01", "--out"]
+            steps = [o for name in ("eta_y", "gamma_y", "eta_u", "gamma_u") for o in ("--set", f"{name}=0.03")]
+            run = ["run", code, "simfbo", "--rounds", "20", "--knob", f"layers={layers}", *steps, "--out"]
             command(*run, place / f"{layers}-deployed", "--federation", federation)
             command(*run, place / f"{layers}-simulated", "--data", place / "rows")
             assert_equal(rows(place / f"{layers}-deployed"), rows(place / f"{layers}-simulated"))
