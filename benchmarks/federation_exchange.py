@@ -7,6 +7,7 @@ sends too much.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fedbilevel.federation.job import JOB, write_job
@@ -30,26 +32,15 @@ MOST_BYTES, LARGE = 1.1, 100_000  # times the counted bytes, for arrays of more 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
-        folder = Path(temporary) / "federation"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        folder, port = Path(temporary) / "federation", free_port()
         federation = found(folder, SITES, "localhost", port)
         for name in ("server", *SITES):
             file = folder / name / "local" / "resources.json"
             content = json.loads(file.read_text())
             content["class_allow_list"] += ["exchange_job.ExchangeServer", "exchange_job.ExchangeSite"]
             file.write_text(json.dumps(content))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedbilevel", "federation", "start", folder],
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])},
-        )
-        try:
+        with started(folder):
             results = measured(federation, Path(temporary), port)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
     columns = ("array", "ours s", "bare s", "ratio", "counted MB", "on the wire MB", "ratio", "bare on the wire MB")
     print("".join(f"{column:>{len(column) + 3}}" for column in columns))
     failures = []
@@ -64,6 +55,26 @@ def main() -> None:
             failures.append(f"{name}: {sizes[2]:.2f} times the counted bytes, and at most {MOST_BYTES} is allowed")
     if failures:
         sys.exit("\n".join(failures))
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[None]:
+    """During the block, the server and all sites of a federation run."""
+    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    words = [sys.executable, "-m", "fedbilevel", "federation", "start", folder]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, **here})
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
 
 
 def measured(federation: Federation, folder: Path, port: int) -> dict:

@@ -55,7 +55,9 @@ def measure(name: str, data: str = "") -> Measured:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS), metavar="ALGORITHM")
+    parser.add_argument(
+        "algorithms", nargs="*", default=[name for name in ALGORITHMS if not ALGORITHMS[name].load().own_x], metavar="ALGORITHM"
+    )
     parser.add_argument("--data", default="", help="folder with MNIST; generated images of its shape unless given")
     given = parser.parse_args()
     multiply = product()

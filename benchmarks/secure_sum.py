@@ -1,21 +1,37 @@
-"""What a secure sum costs: seconds of a client and of the server for messages of 600 KB, without the network.
+"""What an exchange of 600 KB costs with secure sums and without: `python benchmarks/secure_sum.py [--processes]`.
 
-python benchmarks/secure_sum.py
+Without the network: CPU seconds of a site and of the server, messages encoded and decoded as in a federation, for 4, 16 and 64
+sites, t a majority. With --processes: wall seconds of an exchange in a real federation of four sites on this machine.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from federation_exchange import SITES, free_port, started
 
-from fedbilevel.engines.secure_sum import Collector, Participant
+import fedbilevel as fb
+from fedbilevel.aggregations import configured
+from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.participation import Everyone
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.loopback import Loopback
+from fedbilevel.federation.provision import found
 
 SIZE = 150_000  # numbers of 4 bytes
-ABOUT = b"benchmark"
+EXCHANGES = 3
+NETWORK = ["--knob", "hidden=351", "--knob", "train_per_client=20", "--knob", "batch_size=1"]  # 149,887 numbers
 
 
 class Signer:
@@ -31,28 +47,78 @@ class Signer:
         self.keys[client].public_key().verify(signature, message)
 
 
-def main() -> None:
-    for n, lost in ((4, 0), (4, 1), (16, 0), (16, 1), (64, 0), (64, 1)):
-        keys = {m: Ed25519PrivateKey.generate() for m in range(n)}
-        spent = {"client": 0.0, "server": 0.0}
+def measured(sites: int, rule: Aggregation) -> tuple[float, float]:
+    """CPU seconds of a site and of the server in an exchange."""
+    ones = [np.ones(1, np.float32)] * sites
+    task = fb.Task.of(
+        lambda x, y, rows: 0.5 * jnp.mean(rows) * (x**2).sum(),
+        lambda x, y, rows: 0.5 * jnp.mean(rows) * (y**2).sum(),
+        x0=np.ones(1, np.float32),
+        y0=np.ones(SIZE, np.float32),
+        lower=ones,
+    )
+    keys = {m: Ed25519PrivateKey.generate() for m in range(sites)}
+    algorithm = fb.FedAvg(local_steps=1)
+    clients = {
+        m: ClientRuntime(algorithm, task.population.only(m), m, aggregation=rule, identity=Signer(keys, m))
+        for m in range(sites)
+    }
+    engine = DeployedEngine(Loopback(clients), task.population, Everyone(), aggregation=rule, signatures=Signer(keys, 0))
+    state = engine.init(algorithm, task.x, task.y, jax.random.key(0)).state
+    state = engine.step(algorithm, state, jax.random.key(1)).state  # compiles
+    spent, answer = 0.0, ClientRuntime.answer
 
-        def timed(who: str, work: Callable[..., Any], *args: Any) -> Any:
-            began = time.process_time()
-            made = work(*args)
-            spent[who] += time.process_time() - began
-            return made
+    def timed(self: ClientRuntime, data: bytes) -> bytes:
+        nonlocal spent
+        began = time.process_time()
+        reply = answer(self, data)
+        spent += time.process_time() - began
+        return reply
 
-        least, values = n // 2 + 1, np.random.default_rng(0).integers(0, 2**32, SIZE, np.uint32)
-        clients = {m: Participant(m, least, ABOUT, Signer(keys, m)) for m in range(n)}
-        server = Collector(least, ABOUT)
-        adverts = server.to_share({m: timed("client", c.advertise) for m, c in clients.items()})
-        shares = server.to_mask({m: timed("client", c.share, adverts) for m, c in clients.items()})
-        masked = {m: timed("client", clients[m].mask, shares[m], values) for m in range(n - lost)}
-        helped = {m: timed("client", clients[m].unmask, list(masked)) for m in masked}
-        total = timed("server", server.total, masked, helped)
-        assert np.array_equal(total, values * np.uint32(n - lost))
-        print(f"{n} sites, {lost} lost: {1e3 * spent['client'] / n:.1f} ms a site, {1e3 * spent['server']:.1f} ms the server")
+    ClientRuntime.answer = timed  # type: ignore[method-assign]
+    began = time.process_time()
+    for t in range(EXCHANGES):
+        state = engine.step(algorithm, state, jax.random.key(2 + t)).state
+    whole = time.process_time() - began
+    ClientRuntime.answer = answer  # type: ignore[method-assign]
+    return spent / EXCHANGES / sites, (whole - spent) / EXCHANGES
+
+
+def in_one_process() -> None:
+    """A table of CPU milliseconds."""
+    print(f"{'sites':>5} {'':10} {'a site, ms':>11} {'server, ms':>11}")
+    for sites in (4, 16, 64):
+        spent = {}
+        for name, text in (("plain", "mean"), ("secure", f"secure-sum(at_least={sites // 2 + 1}, cohort={max(16, sites)})")):
+            spent[name] = measured(sites, configured(text))
+            print(f"{sites:>5} {name:10} {1e3 * spent[name][0]:>11.1f} {1e3 * spent[name][1]:>11.1f}", flush=True)
+        ratios = [secure / plain for secure, plain in zip(spent["secure"], spent["plain"], strict=True)]
+        print(f"{sites:>5} {'ratio':10} {ratios[0]:>11.1f} {ratios[1]:>11.1f}")
+
+
+def in_processes() -> None:
+    """Seconds of an exchange with four sites over TLS, in the second half of a run; metrics are one exchange in 41."""
+    with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
+        folder = Path(temporary) / "federation"
+        found(folder, SITES, "localhost", free_port())
+        for m, site in enumerate(SITES):
+            text = f'task = "data-cleaning"\nloader = "share"\nclient = {m}\n'
+            (folder / site / "local" / "site.toml").write_text(text)
+        with started(folder):
+            for name, more in (("mean", []), ("secure-sum", ["--set-aggregate", "at_least=3"])):
+                out = Path(temporary) / name
+                words = ["run", "data-cleaning", "fedavg", *NETWORK, "--set", "local_steps=1", "--rounds", "80"]
+                words += ["--every", "40", "--aggregate", name, *more, "--federation", str(folder), "--out", str(out)]
+                subprocess.run([sys.executable, "-m", "fedbilevel", *words], check=True, stdout=subprocess.DEVNULL)
+                (file,) = out.glob("*/metrics.jsonl")
+                _, half, whole = map(json.loads, file.read_text().splitlines())
+                seconds, size = (whole[n] - half[n] for n in ("seconds", "bytes_up"))
+                print(
+                    f"{name:12} {1e3 * seconds / 40:8.1f} ms an exchange of {size / 40 / len(SITES) / 1e3:.0f} KB", flush=True
+                )
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", action="store_true", help="measure a real federation of four sites instead")
+    in_processes() if parser.parse_args().processes else in_one_process()

@@ -111,7 +111,9 @@ def shares(algorithm: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithms", nargs="*", default=list(ALGORITHMS), metavar="ALGORITHM")
+    parser.add_argument(
+        "algorithms", nargs="*", default=[name for name in ALGORITHMS if not ALGORITHMS[name].load().own_x], metavar="ALGORITHM"
+    )
     given = parser.parse_args()
     if jax.default_backend() != "cpu":
         print("what the time goes to is told on CPUs only: set JAX_PLATFORMS=cpu")

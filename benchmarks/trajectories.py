@@ -38,10 +38,11 @@ OTHERS = {
 
 
 def by_lower_level() -> dict[str, list[str]]:
-    """The names of all algorithms, by whose problem y solves."""
+    """The names of all algorithms for an x that clients share, by whose problem y solves."""
     names: dict[str, list[str]] = {"global": [], "local": []}
     for name, entry in ALGORITHMS.items():
-        names[entry.load().lower_level].append(name)
+        if not entry.load().own_x:
+            names[entry.load().lower_level].append(name)
     return names
 
 

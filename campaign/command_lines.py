@@ -22,6 +22,7 @@ SMALL = ["--knob", "clients=2", "--knob", "x_dimension=2", "--knob", "y_dimensio
 BASES = {  # a command that works, or is refused before it waits for anything
     "run": ["run", "quadratic", "simfbo", *SMALL],
     "sweep": ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.01,0.02", "--seeds", "2", *SMALL],
+    "tune": ["tune", "quadratic", "simfbo", "--candidates", "2", "--rungs", "1", "--passes", "1", "--seeds", "1", *SMALL],
     "resume": ["resume", "stopped"],
     "compare": ["compare", "run", "stopped"],
     "report": ["report", "run", "sweep"],
@@ -45,7 +46,7 @@ ODD = [
     *("\udcff", "\x1b[31m", "'\""),
 ]
 LONG = {"--rounds", "--steps"}  # a long run is no malformed one
-SERVING = {"--open"}
+SERVING = {"--open", "--ray"}
 BROKEN_LINES = [
     ["run"],
     ["run", "quadratic"],
@@ -70,6 +71,15 @@ BROKEN_LINES = [
     ["run", "quadratic", "simfbo", "--federation", "run"],
     ["run", "quadratic", "simfbo", "--federation", ".", "--chunk-size", "1"],
     ["run", "few-shot", "simfbo"],
+    ["tune", "quadratic"],
+    ["tune", "quadratic", "simfbo", "simfbo"],
+    ["tune", "quadratic", "simfbo", "--box", "gamma_x"],
+    ["tune", "quadratic", "simfbo", "--box", "gamma_x=1"],
+    ["tune", "quadratic", "simfbo", "--box", "gamma_x=2:1"],
+    ["tune", "quadratic", "simfbo", "--box", "gamma_x=nan:inf"],
+    ["tune", "quadratic", "simfbo", "--box", "fedbio.eta=1:2"],
+    ["tune", "quadratic", "simfbo", "--rounds", "5", "--out", "run"],
+    ["tune", "quadratic", "simfbo", "--rounds", "50", "--out", "sweep"],
     ["sweep", "quadratic", "simfbo"],
     ["sweep", "quadratic", "simfbo", "--grid", "gamma_x"],
     ["sweep", "quadratic", "simfbo", "--grid", "gamma_x="],
@@ -178,11 +188,15 @@ def _without(base: list[str], option: str) -> list[str]:
 def _values() -> Iterator[list[str]]:
     """Each hyperparameter of each algorithm and each knob of each task, with each odd value."""
     for name, entry in ALGORITHMS.items():
+        if entry.load().own_x:
+            continue  # quadratic has no such x; its hyperparameters are FedPace's
         level = [] if entry.load().lower_level == "global" else ["--knob", "lower_level=local"]
         for field in settings(entry.load()):
             for odd in ODD:
                 yield ["run", "quadratic", name, *SMALL[:-4], *level, "--steps", "2", "--out", "out", "--set", f"{field}={odd}"]
     for task, entry in TASKS.items():
+        if task == "label-errors":
+            continue  # it needs tables
         for field in settings(entry.load()):
             for odd in ODD:
                 yield ["run", task, _suited(task), "--steps", "1", "--out", "out", "--knob", f"{field}={odd}"]

@@ -46,7 +46,7 @@ COMMANDS = {  # by the beginning of a file's path
 }
 CONTINUED = {"resume stopped": "result.json", "resume partial": "ranking.json"}  # with what is there once it has ended
 READERS: dict[str, Callable[[Path], object]] = {
-    "site.toml": lambda folder: SiteData.read(folder / "site.toml").load({"clients": 2}),
+    "site.toml": lambda folder: _load(SiteData.read(folder / "site.toml")),
     "job.json": read_status,
 }
 UNREAD = (".png", ".svg", ".md", "cells.csv", "best.toml", "results/mine.csv", "results/mine.json", "rows.npz")
@@ -66,6 +66,11 @@ def cases(made: Path, seed: int, count: int) -> list[Case]:
             title = f"{name}, {how}"
             found.append(Case(title, partial(_act, made, name, how, use, f"{seed} {title}"), f"fedbilevel {use}"))
     return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def _load(site: SiteData) -> object:
+    """What the site has for a run of its own task with two clients."""
+    return site.load(site.configured("task", site.task, {}, {"clients": 2, **site.knobs}))
 
 
 def _act(made: Path, name: str, how: str, use: str, seed: str, folder: Path) -> str:

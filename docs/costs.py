@@ -59,9 +59,9 @@ def _task(algorithm: Any, x_length: int, y_length: int) -> Task:
     def loss(x: Any, y: Any, rows: Any) -> Any:
         return jnp.mean(rows) * jnp.sum(x) + jnp.sum(y**2)
 
-    rows = [np.ones((4, 1))] * CLIENTS
-    population = Population.build(Problem(loss, loss), rows, rows, batch_size=1)
-    return Task(population, jnp.zeros(x_length), jnp.zeros(y_length), lambda x, y: {}, type(algorithm).lower_level)
+    x, rows = jnp.zeros(x_length), [np.ones((4, 1))] * CLIENTS
+    population = Population.build(Problem(loss, loss), rows, rows, batch_size=1, own_x=x if algorithm.own_x else None)
+    return Task(population, x, jnp.zeros(y_length), lambda x, y: {}, type(algorithm).lower_level)
 
 
 def _traffic(experiment: Experiment) -> np.ndarray:

@@ -16,11 +16,12 @@ TOKEN = re.compile(
     | (?P<script>[_^]{{?)
     | (?P<raised>[²³¹⁰-⁹⁺⁻ᵀ]+|(?<=\w)\*)
     | (?P<lowered>[₀-₉]+)
-    | (?P<number>\d+(?:\.\d+)?|[½¼⅓])
+    | (?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?|[½¼⅓])
     | (?P<large>[ΣΠ]|(?:arg)?(?:min|max)|mean)
     | (?P<name>[A-Za-z]{{2,}}|[A-Za-zͰ-Ͽℓ∇∂·∞])
     | (?P<open>[(\[|])
     | (?P<close>[)\]}}])
+    | (?P<root>√)
     | (?P<operator>[-+=<>≤≥≠≈←⟵→∈±×/])
     )""",
     re.VERBOSE,
@@ -49,6 +50,14 @@ def rendered(block: str) -> str | None:
         return None
 
 
+def inline(text: str) -> str | None:
+    """A formula within a sentence as MathML; None for what is not understood."""
+    try:
+        return _sentence(_tokens(text), display="")
+    except ValueError:
+        return None
+
+
 def _line(parts: list[str]) -> str:
     return " ".join(f"<span>{_sentence(_tokens(part))}</span>" for part in parts)
 
@@ -65,7 +74,7 @@ def _tokens(part: str) -> deque[Token]:
     return tokens
 
 
-def _sentence(tokens: deque[Token]) -> str:
+def _sentence(tokens: deque[Token], display: str = ' displaystyle="true"') -> str:
     """Words as text, and what is between them as formulas, each with the mark after it so that no line breaks there."""
     out = ""
     while tokens:
@@ -76,7 +85,7 @@ def _sentence(tokens: deque[Token]) -> str:
             formula = _row(tokens)
             if tokens and tokens[0].kind == "mark":
                 formula += _tagged("mtext", tokens.popleft().value)
-            out += f'<math displaystyle="true">{formula}</math>'
+            out += f"<math{display}>{formula}</math>"
     return out
 
 
@@ -115,6 +124,11 @@ def _element(tokens: deque[Token], first: bool) -> str:
     match kind:
         case "open":
             return f"<mrow>{_tagged('mo', value)}{_row(tokens, CLOSING[value])}{_tagged('mo', CLOSING[value])}</mrow>"
+        case "root":
+            argument = _element(tokens, first=True)
+            while tokens and tokens[0].kind == "open" and not tokens[0].gap:
+                argument += _element(tokens, first=True)
+            return f"<msqrt>{argument}</msqrt>"
         case "operator" | "mark":
             form = ' form="prefix"' * (first and value in "+-") + ' lspace="0" rspace="0"' * (value == "/")
             return _tagged("mo", value, form)

@@ -9,6 +9,7 @@ from pathlib import Path
 from api import reference
 from costs import Cost, cost
 from formulas import rendered
+from inline_mathematics import typeset
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from notebook import notebook
@@ -24,10 +25,15 @@ EXAMPLES, REPRODUCTIONS = ROOT / "examples", ROOT / "reproductions"
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """List the algorithms' pages below their overview."""
-    for place in config.nav or ():
-        if place.get("Algorithms") == "algorithms/index.md":
-            place["Algorithms"] = ["algorithms/index.md", *({name: f"algorithms/{name}.md"} for name in ALGORITHMS)]
+    places = [place for section in config.nav or () for pages in section.values() if isinstance(pages, list) for place in pages]
+    (algorithms,) = (place for place in places if place.get("Algorithms") == "algorithms/index.md")
+    algorithms["Algorithms"] = ["algorithms/index.md", *({name: f"algorithms/{name}.md"} for name in ALGORITHMS)]
     return config
+
+
+def on_page_content(html: str, **given: object) -> str:
+    """Typeset the formulas of every page."""
+    return typeset(html)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedbilevel.algorithms.fedmbo import FedMBO as FedMBO
     from fedbilevel.algorithms.fedpace import FedPace as FedPace
     from fedbilevel.algorithms.fedpace_local import FedPaceLocal as FedPaceLocal
+    from fedbilevel.algorithms.fedpace_own import FedPaceOwn as FedPaceOwn
     from fedbilevel.algorithms.mefbo import MeFBO as MeFBO
     from fedbilevel.algorithms.simfbo import SimFBO as SimFBO
     from fedbilevel.core.aggregation import Aggregation as Aggregation
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedbilevel.core.participation import Uniform as Uniform
     from fedbilevel.core.population import Client as Client
     from fedbilevel.core.population import Population as Population
+    from fedbilevel.core.privacy import RowPrivacy as RowPrivacy
     from fedbilevel.core.problem import Pair as Pair
     from fedbilevel.core.problem import Point as Point
     from fedbilevel.core.problem import Problem as Problem
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from fedbilevel.core.sets import Simplex as Simplex
     from fedbilevel.errors import Diverged as Diverged
     from fedbilevel.errors import InputError as InputError
+    from fedbilevel.library.clean import clean as clean
     from fedbilevel.library.report_page import write_report as write_report
     from fedbilevel.library.resume import resume as resume
     from fedbilevel.library.solution import Solution as Solution
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from fedbilevel.library.solve import solve as solve
     from fedbilevel.library.sweep import sweep as sweep
     from fedbilevel.library.sweep_result import SweepResult as SweepResult
+    from fedbilevel.library.tune import tune as tune
+    from fedbilevel.library.tune_result import TuneResult as TuneResult
     from fedbilevel.report.tensorboard import TensorBoard as TensorBoard
     from fedbilevel.settings import choice as choice
     from fedbilevel.settings import count as count
@@ -75,15 +80,19 @@ _MODULES = {
         "errors": ["Diverged", "InputError"],
         "core.participation": ["Bernoulli", "Dropouts", "Everyone", "Uniform"],
         "core.population": ["Client", "Population"],
+        "core.privacy": ["RowPrivacy"],
         "core.problem": ["Pair", "Point", "Problem"],
         "core.sets": ["Ball", "Box", "Simplex"],
         "report.tensorboard": ["TensorBoard"],
+        "library.clean": ["clean"],
         "library.report_page": ["write_report"],
         "library.resume": ["resume"],
         "library.solution": ["Solution", "load"],
         "library.solve": ["solve"],
         "library.sweep": ["sweep"],
         "library.sweep_result": ["SweepResult"],
+        "library.tune": ["tune"],
+        "library.tune_result": ["TuneResult"],
         "settings": ["choice", "count", "flag", "real", "step_size", "text"],
         "tasks.base": ["Task"],
         "tasks.client_data": ["ClientData"],

@@ -19,12 +19,32 @@ class InputError(ValueError):
     """Input from the user that cannot be used: one line with the thing, the value and the remedy."""
 
 
+class FolderTaken(InputError):
+    """A folder that cannot be used for something new; `replaceable` if the caller may have what it holds replaced."""
+
+    def __init__(self, line: str, replaceable: bool = False):
+        super().__init__(line)
+        self.replaceable = replaceable
+
+
+class Withheld(InputError):
+    """Input at a site that cannot be used: the line is for the server, and the reason for the site's own log alone."""
+
+    def __init__(self, line: str, reason: object):
+        super().__init__(line)
+        self.reason = str(reason)
+
+
 class NotFinite(ArithmeticError):
     """A value sent to or from a client is not finite; a run that meets one has diverged."""
 
 
 class Diverged(ArithmeticError):
     """An iterate is no longer finite, or a loss exceeds its bound: one paragraph on what to try."""
+
+    def __init__(self, advice: str, seconds: float = 0.0):
+        super().__init__(advice)
+        self.seconds = seconds  # of computing until then
 
 
 def require(fits: bool, name: str, wanted: str, given: object) -> None:

@@ -23,6 +23,7 @@ from fedbilevel.user_files import read_bytes
 
 REFERENCE = re.compile(r"([^\0]+\.py)(?::(.*))?", re.S)
 OFFERED_AS = "__fedbilevel_offers__"  # the attribute of a class that a file or a package offers
+EXECUTED_AS = "__fedbilevel_sha256__"  # its attribute with the SHA-256 of the file that defines it, when that was executed
 DECORATORS = {
     "task": "a function or a class with @fedbilevel.task",
     "algorithm": "a class with @fedbilevel.algorithm",
@@ -37,8 +38,11 @@ _made: dict[tuple[str, str], type] = {}  # adopted classes that no file offers, 
 
 
 def offered(cls: Class, kind: str) -> Class:
-    """The class, marked as a task or an algorithm on offer."""
+    """The class, marked as a task or an algorithm on offer, with the SHA-256 of the user's file as it is executed."""
     setattr(cls, OFFERED_AS, kind)
+    if not is_ours(cls) and (file := _file_of(cls)).is_file():
+        with contextlib.suppress(InputError):
+            setattr(cls, EXECUTED_AS, sha256_of(read_bytes(file)))
     return cls
 
 
@@ -104,9 +108,7 @@ def adopted(cls: type, kind: str) -> Iterator[str]:
         with _holding(_made, (name, kind), cls):
             yield name
         return
-    path = path_of(name)
-    sha256 = sha256_of(read_bytes(path))
-    _allow(path, sha256)
+    path, sha256 = _as_executed(name, cls)
     with _holding(_modules, path, (sha256, sys.modules[cls.__module__])):
         yield name
 
@@ -118,10 +120,13 @@ def made(name: str, kind: str) -> type | None:
 
 def name_of_class(cls: type, kind: str) -> str:
     """The name of a user's class: its place in the file that offers it, or its name in angle brackets if none does."""
-    module = sys.modules.get(cls.__module__)
-    file = Path(getattr(module, "__file__", None) or "")
-    is_in_file = file.suffix == ".py" and file.is_file() and getattr(module, cls.__name__, None) is cls
+    file, is_there = _file_of(cls), getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+    is_in_file = is_there and file.suffix == ".py" and file.is_file() and EXECUTED_AS in vars(cls)
     return f"{file.resolve()}:{cls.__name__}" if is_in_file and offers(cls, kind) else f"<{cls.__name__}>"
+
+
+def _file_of(cls: type) -> Path:
+    return Path(getattr(sys.modules.get(cls.__module__), "__file__", None) or "")
 
 
 @contextlib.contextmanager
@@ -148,13 +153,23 @@ def hashes(names: Iterable[str]) -> dict[str, list[str]]:
     return {str(path): [_loaded(path)[0]] for path in map(path_of, filter(is_reference, names))}
 
 
-def executed_hashes(names: Iterable[str]) -> dict[str, list[str]]:
-    """The same for files that the user has executed, as by importing them, and so allows; this executes none again."""
-    found = {}
-    for path in map(path_of, filter(is_reference, names)):
-        found[str(path)] = [sha256_of(read_bytes(path))]
-        _allow(path, found[str(path)][0])
-    return found
+def executed_hashes(classes: Mapping[str, type]) -> dict[str, list[str]]:
+    """The same for classes by name whose files the user has executed, as by importing them; this executes none again."""
+    found = (_as_executed(name, cls) for name, cls in classes.items() if is_reference(name))
+    return {str(path): [sha256] for path, sha256 in found}
+
+
+def _as_executed(name: str, cls: type) -> tuple[Path, str]:
+    """The file of a user's class and the SHA-256 that it was executed with, which the user so allows.
+
+    Raises:
+        InputError: the file has changed since, so nobody could run the class again.
+    """
+    path, then = path_of(name), vars(cls).get(EXECUTED_AS, "")
+    if sha256_of(read_bytes(path)) != then:
+        raise InputError(f"{path} has changed since Python imported it: start Python again, or restore the file")
+    _allow(path, then)
+    return path, then
 
 
 def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, trusted: bool = False) -> Hashes:
@@ -166,7 +181,7 @@ def confirmed(names: Iterable[str], recorded: Hashes, *, changed: bool = False, 
     for path in map(path_of, filter(is_reference, names)):
         now, known = sha256_of(read_bytes(path)), recorded.get(str(path), [])
         then = known[-1] if known else ""
-        if not trusted and not _is_allowed(path, then):
+        if not trusted and not is_allowed(path, then):
             raise InputError(_not_allowed(path))
         if not changed and now != then:
             raise InputError(
@@ -215,7 +230,8 @@ def _allow(path: Path, sha256: str) -> None:
         (folder / seal).touch()
 
 
-def _is_allowed(path: Path, sha256: str) -> bool:
+def is_allowed(path: Path, sha256: str) -> bool:
+    """Whether the user has run this content of the file here."""
     seal = _seal(path, sha256)
     return seal in _said or (_state_folder() / seal).exists()
 
@@ -231,7 +247,7 @@ def _loaded(path: Path) -> tuple[str, types.ModuleType]:
     """The SHA-256 of a file and its module."""
     if path not in _modules:
         content = read_bytes(path)
-        if not _is_allowed(path, sha256_of(content)):
+        if not is_allowed(path, sha256_of(content)):
             raise InputError(_not_allowed(path))
         _modules[path] = sha256_of(content), executed(path, content)
     return _modules[path]

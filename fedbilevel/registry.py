@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedbilevel import own_code
 from fedbilevel.errors import InputError, in_words, place
-from fedbilevel.settings import configure, nearest
+from fedbilevel.settings import configure, nearest, settings
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -137,3 +137,23 @@ def chosen(table: Registry, name: str) -> str:
     own_code.allow(name)
     find(table, table.kind, name)
     return in_full(table, name)
+
+
+def for_each(table: Registry, names: list[str], values: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]:
+    """For each of the names its own among values by SETTING, or by NAME.SETTING, which holds for that name alone."""
+    by_label = {own_code.label(name): name for name in names}
+    if len(by_label) < len(names):
+        raise InputError(f"an {table.kind} is named twice in {' '.join(map(own_code.label, names))}: name each once")
+    fields = {short: settings(find(table, table.kind, name).load()) for short, name in by_label.items()}
+    taken: dict[str, dict[str, Any]] = {short: {} for short in by_label}
+    for name, value in sorted(values.items(), key=lambda pair: "." in pair[0]):
+        owner, dot, field = name.rpartition(".")
+        if dot and owner not in taken:
+            raise InputError(f"{what} {name}: {owner!r} is not among the {table.kind}s {', '.join(by_label)}")
+        takers = [owner] if dot else [a for a in by_label if field in fields[a]]
+        known = list(dict.fromkeys(f for a in ([owner] if dot else by_label) for f in fields[a]))
+        if field not in known:
+            raise InputError(f"{owner or ' and '.join(by_label)} has no hyperparameter {field!r}{nearest(field, known)}")
+        for taker in takers:
+            taken[taker][field] = value
+    return {by_label[short]: given for short, given in taken.items()}

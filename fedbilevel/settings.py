@@ -21,6 +21,7 @@ from fedbilevel.errors import InputError, in_one_line
 
 REQUIRED: Any = dataclasses.MISSING  # the default of a field that has none
 ACCEPTED: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real, str: str}
+STEP_DECADES = 4
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -33,6 +34,8 @@ class Setting(NamedTuple):
     wanted: str
     fits: Callable[[Any], bool]
     optional: bool = False  # whether None, for no value, is allowed
+    decades: float = 0  # how many powers of ten, around the value in force, are searched when it is tuned; 0: it is not
+    tied_to: str = ""  # the setting whose value it shares when that is tuned
 
 
 def real(
@@ -45,8 +48,13 @@ def real(
     below: float | None = None,
     most: float | None = None,
     finite: bool = True,
+    decades: float = 0,
+    tied_to: str = "",
 ) -> Any:
-    """A number within bounds; it must be finite unless `finite` is false."""
+    """A number within bounds; it must be finite unless `finite` is false.
+
+    It is tuned over `decades` powers of ten around the value in force, or has the value of the setting that it is tied to.
+    """
     limits = [
         (above, "above", lambda v: v > above),
         (least, "of at least", lambda v: v >= least),
@@ -59,12 +67,12 @@ def real(
     def fits(value: float) -> bool:
         return (math.isfinite(value) or not finite) and all(within(value) for _, within in given)
 
-    return _field(default, Setting(float, meaning, source, wanted.strip(), fits))
+    return _field(default, Setting(float, meaning, source, wanted.strip(), fits, decades=decades, tied_to=tied_to))
 
 
-def step_size(default: float, meaning: str, *, source: str = "") -> Any:
-    """A number above 0."""
-    return real(default, meaning, source=source, above=0)
+def step_size(default: float, meaning: str, *, source: str = "", tied_to: str = "") -> Any:
+    """A number above 0, which is tuned over four powers of ten."""
+    return real(default, meaning, source=source, above=0, decades=0 if tied_to else STEP_DECADES, tied_to=tied_to)
 
 
 def count(default: int | None, meaning: str, *, source: str = "", least: int = 1, bits: int = 31) -> Any:

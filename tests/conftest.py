@@ -18,6 +18,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and subprocesses in
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -30,6 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 MAPS = Path("/proc/self/maps")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -67,3 +69,51 @@ def run(monkeypatch, capsys, tmp_path):
         return code, out, err
 
     return run
+
+
+@pytest.fixture
+def own_site(tmp_path, monkeypatch):
+    """A site's part of a job, asked by the server; its kit is in the folder."""
+    from fedbilevel.federation import site
+
+    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
+    monkeypatch.setattr(site, "collab", SimpleNamespace(caller="server", workspace=workspace))
+    monkeypatch.setattr(site, "keep_compiled", lambda kit: None)
+    (tmp_path / "local").mkdir()
+    here = site.Site()
+    here.prepare()
+    return here
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: install Debian's package 'chromium' to test the page in it")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Open an address: the page, what its console complained about, and what it asked the network for."""
+    pages = []
+
+    def opened(address, ready="#chart-test_accuracy .main-svg", **options):
+        tab = browser.new_page(**options)
+        pages.append(tab)
+        complaints, requests = [], []
+        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(address)
+        tab.wait_for_selector(ready)
+        return tab, complaints, requests
+
+    yield opened
+    for tab in pages:
+        tab.close()

@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.aggregation import Mean
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.loopback import Loopback
+
+SHARED_X = [name for name, entry in ALGORITHMS.items() if not entry.load().own_x]  # for the tasks that most tests use
 
 
 def weighted(population, weights):
@@ -40,7 +43,10 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
         )
         for m in range(population.size)
     }
-    engine = DeployedEngine(Loopback(runtimes), population, participation, known, aggregation=aggregation)
+    signatures = identities and identities[0]
+    engine = DeployedEngine(
+        Loopback(runtimes), population, participation, known, aggregation=aggregation, signatures=signatures
+    )
     return engine, runtimes
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from federations import MemoryStore, add, deployed, weighted
+from federations import SHARED_X, MemoryStore, add, deployed, weighted
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
@@ -88,7 +88,7 @@ def parameter(quick, *values):
     return pytest.param(*values, marks=() if quick else pytest.mark.slow)
 
 
-every_algorithm = pytest.mark.parametrize("name", [parameter(name in QUICK, name) for name in ALGORITHMS])
+every_algorithm = pytest.mark.parametrize("name", [parameter(name in QUICK, name) for name in SHARED_X])
 
 
 def quadratic(algorithm, **knobs):
@@ -122,7 +122,7 @@ def after(steps, simulator, algorithm, task):
 
 
 def test_the_table_is_complete():
-    assert set(TABLE) == set(ALGORITHMS)
+    assert set(TABLE) == set(SHARED_X)
 
 
 def given_by(cls):
@@ -145,8 +145,8 @@ def test_every_class_is_abstract_or_final_and_overrides_nothing_concrete(cls):
 
 
 PARTICIPATION = [
-    *(parameter(name == "fedbioacc", name, Everyone()) for name in ALGORITHMS),
-    *(parameter(name in (*QUICK, "fbo-aggitd", "lfednest"), name, Uniform(3)) for name in ALGORITHMS),
+    *(parameter(name == "fedbioacc", name, Everyone()) for name in SHARED_X),
+    *(parameter(name in (*QUICK, "fbo-aggitd", "lfednest"), name, Uniform(3)) for name in SHARED_X),
     ("fedmbo", Bernoulli(0.5)),
     ("fedmbo", Dropouts(Uniform(4), 0.3)),
     ("fedbio-local", Dropouts(Uniform(4), 0.3)),
@@ -194,8 +194,8 @@ def is_rows(node):
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
-        *(parameter(name in QUICK and name != "fedmbo", name, np.ones(6)) for name in ALGORITHMS),
-        *(parameter(name in ("fedbio", "stocbio"), name, np.array([3, 2, 3, 2, 1, 1])) for name in ALGORITHMS),
+        *(parameter(name in QUICK and name != "fedmbo", name, np.ones(6)) for name in SHARED_X),
+        *(parameter(name in ("fedbio", "stocbio"), name, np.array([3, 2, 3, 2, 1, 1])) for name in SHARED_X),
     ],
 )
 def test_converges_to_the_closed_form(name, weights):

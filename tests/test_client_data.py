@@ -12,9 +12,10 @@ from federations import deployed
 import fedbilevel as fb
 from fedbilevel.core.client_lists import converted
 from fedbilevel.core.participation import Everyone
+from fedbilevel.core.population import MOST_ROWS
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
-from fedbilevel.federation.begin_message import MOST_ROWS, Holdings
+from fedbilevel.federation.begin_message import Holdings
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.sites_data import SitesData
 from fedbilevel.runs.configuration import Configuration

@@ -185,3 +185,9 @@ def test_what_the_server_leaves_out_is_sent_later():
     assert np.abs(np.mean(received, 0) - z).max() < 0.1 * np.abs(received[0] - z).max()
     assert rule.shrinks(jnp.zeros(9)) and not rule.shrinks(jnp.zeros(8)) and not rule.shrinks(jnp.zeros(9, jnp.int32))
     assert not configured("quantized").shrinks(jnp.zeros(9))
+
+
+def test_a_block_to_which_every_array_is_padded_is_bounded():
+    assert configured("quantized(block=65535)").block == 65535
+    with pytest.raises(InputError, match="block must be a whole number of at least 2"):
+        configured("quantized(block=65536)")

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import SHARED_X, deployed
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -23,7 +23,7 @@ from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.tasks.quadratic import Quadratic
 
 QUICK = ("fedbio", "simfbo", "mefbo", "fedbio-local")
-FEDERATED = [name for name, entry in ALGORITHMS.items() if not entry.preset.get("pooled")]
+FEDERATED = [name for name in SHARED_X if not ALGORITHMS[name].preset.get("pooled")]
 
 
 def task_for(algorithm, **knobs):

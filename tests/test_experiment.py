@@ -20,6 +20,7 @@ from fedbilevel.errors import Diverged, InputError
 from fedbilevel.report.curves import curves
 from fedbilevel.runs import experiment as experiment_module
 from fedbilevel.runs import simulation as simulation_module
+from fedbilevel.runs import stretches
 from fedbilevel.runs.checkpoint import MAGIC
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
@@ -70,7 +71,7 @@ def test_metrics_come_at_the_start_every_k_rounds_and_at_the_end():
 def test_where_stretches_end_changes_no_bit(monkeypatch):
     experiment = simulation(TASK, fb.FedMBO(alpha=0.01, lower_rounds=2, neumann_terms=4), rounds=60, participation=Uniform(3))
     ours = finished(experiment)
-    monkeypatch.setattr(experiment_module, "STRETCH_SECONDS", 0.0)
+    monkeypatch.setattr(stretches, "STRETCH_SECONDS", 0.0)
     theirs = finished(experiment)
     assert len(theirs) > len(ours)
     assert [m.metrics for m in ours if m.metrics] == [m.metrics for m in theirs if m.metrics]
@@ -180,6 +181,16 @@ def test_a_run_whose_rows_are_gone_does_not_go_on(tmp_path, kept):
     metrics.write_text("".join(lines))
     folder.execute(StopRequest(), lambda moment: None)
     assert folder.result["status"] == "finished"
+
+
+def test_a_run_whose_rows_have_other_numbers_does_not_go_on(tmp_path):
+    folder = interrupted(tmp_path / "run")
+    metrics = folder.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    row = json.loads(lines[1])
+    metrics.write_text("".join([lines[0], json.dumps(row | {"upper_loss": row["upper_loss"] / 2}) + "\n", *lines[2:]]))
+    with pytest.raises(InputError, match=r"metrics\.jsonl has other numbers than when the checkpoint beside it was written"):
+        folder.execute(StopRequest(), lambda moment: None)
 
 
 @pytest.mark.parametrize(

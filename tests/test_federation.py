@@ -11,11 +11,13 @@ import ssl
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
+import psutil
 import pytest
 from real_federations import COMMAND, ENVIRONMENT, HERE, Running, assert_equal, command, free_port, rows, status, until
 
@@ -60,6 +62,7 @@ RUNS = {
     "long": [*LOCAL[:-1], "1600"],
     "commfedbio": ["quadratic", "commfedbio", *SMALL, "--rounds", "40", "--set", "system_rounds=2"],
     "secure": ["quadratic", "fedbio", *SMALL, "--rounds", "30", "--aggregate", "secure-sum"],
+    "buffered": [*LOCAL[:-1], "1200", "--aggregate", "buffered", "--set-aggregate", "first=2"],
     "digits": ["data-cleaning", "fedbioacc", "--set", "local_steps=2", "--rounds", "21", "--every", "10"],
 }
 
@@ -102,6 +105,28 @@ def test_sites_that_insist_on_secure_sums_have_them_and_nothing_else(federation,
 
 
 @pytest.mark.slow
+def test_sites_with_a_privacy_budget_keep_to_it_over_all_runs(federation, tmp_path):
+    for site in SITES:
+        with (federation.folder / site / "local" / "site.toml").open("a") as file:
+            file.write("[policy]\nepsilon = 7\n")
+    words = ["run", "quadratic", "simfbo", *SMALL, "--rounds", "20", "--every", "10", "--loss-bound", "1e12"]
+    words += ["--federation", federation.folder]
+    try:
+        refused = command(*words, "--out", tmp_path / "plain", check=False)
+        assert "this site insists on privacy of its rows (ε = 7 in all), which the run does not have" in refused.stderr
+        command(*words, "--epsilon", "6", "--out", tmp_path / "first")
+        spent = [row["epsilon"] for row in rows(tmp_path / "first")]
+        assert spent == sorted(spent) and 5.9 < spent[-1] <= 6
+        ledger = (federation.folder / SITES[0] / "privacy" / "ledger.jsonl").read_text()
+        assert len(ledger.splitlines()) == 20 + 3  # answers, and metrics at the start, halfway and at the end
+        again = command(*words, "--epsilon", "6", "--seed", "1", "--out", tmp_path / "second", check=False)
+        assert "of this site's privacy in all, and it allows 7 at δ = 1e-05: refused" in again.stderr
+        assert (federation.folder / SITES[0] / "privacy" / "ledger.jsonl").read_text() == ledger
+    finally:
+        federation.serve()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedmbo", "commfedbio"])
 def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, simulated, tmp_path, algorithm):
     """FedBiOAcc, FedBiO-Local and MeFBO: below, beside a server that cheats, deaths, and strangers."""
@@ -109,6 +134,47 @@ def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, 
     found = rows(tmp_path / "deployed")
     assert_equal(found, rows(simulated(algorithm)))
     assert len(found) >= 4 and {"x_error", "y_error"} <= set(found[0])
+
+
+@contextlib.contextmanager
+def slowed(federation, name):
+    """During the block, a site's processes for the job run for half of the time."""
+    ended, victims = threading.Event(), federation.processes(name, "worker_process")
+
+    def slow_down():
+        while not ended.wait(0.2):
+            for number, pause in ((signal.SIGSTOP, 0.2), (signal.SIGCONT, 0)):
+                for victim in victims:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        victim.send_signal(number)
+                time.sleep(pause)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_run_that_did_not_wait_for_a_slow_site_is_repeated_in_a_simulation_to_the_last_bit(federation, tmp_path, started):
+    """The server's process is killed in between: what was under way then is lost, and the record says so."""
+    out = tmp_path / "deployed"
+    run = started(federation, out, *RUNS["buffered"])
+    until(lambda: list(out.glob("*/checkpoint")) or run.poll() is not None, 120, "a checkpoint")
+    with slowed(federation, SITES[0]):
+        time.sleep(5)
+        kill_once(federation, out, "server", "runner_process", run)
+    said = run.communicate(timeout=240)
+    assert run.returncode == 0, said
+    lines = [json.loads(line) for line in (out / "fedbio-local" / "arrivals.jsonl").read_text().splitlines()]
+    late = [m for line in lines for m, _ in line["late"]]
+    assert set(late) == {0, 1, 2}
+    again = [*RUNS["buffered"], "--knob", f"clients={len(SITES)}", "--arrivals", out / "fedbio-local" / "arrivals.jsonl"]
+    command("run", *again, "--out", tmp_path / "repeated")
+    assert rows(out) == rows(tmp_path / "repeated")
 
 
 def kill_once(federation, run, name, kind, process):

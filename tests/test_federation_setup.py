@@ -1,5 +1,6 @@
 """Founding a federation and a site's own data, without its processes."""
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -7,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ from fedbilevel.command import main
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.federation import following, leftovers
-from fedbilevel.federation.begin_message import BeginMessage, Holdings
+from fedbilevel.federation.begin_message import PROTOCOL, BeginMessage, Holdings
 from fedbilevel.federation.job import STOP, job_name, read_status, write_status
 from fedbilevel.federation.nvflare_support import require_flare
 from fedbilevel.federation.provision import Federation
@@ -32,6 +34,7 @@ from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.tasks.data_cleaning import DataCleaning
+from fedbilevel.tasks.label_errors import LabelErrors
 from fedbilevel.tasks.quadratic import Quadratic
 
 COMMAND = [sys.executable, "-m", "fedbilevel"]
@@ -249,6 +252,25 @@ def test_a_site_says_what_it_cannot_use_or_will_not_do(tmp_path, entries, messag
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"categories": "smoker,age"}, "insists on categories = 'smoker', but the run has categories = 'smoker,age': refused"),
+        ({"checked": "age"}, "insists on checked = 'checked', but the run has checked = 'age': refused"),
+        ({"label": "age"}, "insists on label = 'label', but the run has label = 'age': refused"),
+        ({"features": "age"}, "insists on features = 'smoker,age', but the run has features = 'age': refused"),
+    ],
+)
+def test_a_run_that_cleans_a_table_reads_the_columns_that_the_site_names(tmp_path, change, line):
+    """Columns of numbers must not pass for categories, whose names are sent. What the site does not name has its default."""
+    columns = {"features": "smoker,age", "categories": "smoker"}
+    own = site(tmp_path, task="label-errors", loader="table", path="rows.csv", knobs=columns)
+    knobs = dataclasses.asdict(LabelErrors(**columns, decay=0.1))
+    own.agree("label-errors", knobs)
+    with pytest.raises(InputError, match=line):
+        own.agree("label-errors", knobs | change)
+
+
 def test_damaged_or_missing_configurations_are_named(tmp_path):
     with pytest.raises(InputError, match=r"there is no file .*site\.toml"):
         SiteData.read(tmp_path / "site.toml")
@@ -267,7 +289,7 @@ class Sites:
         self.answers = {"begin": begin, "answer": answer or {}}
         self.asked, self.timeouts = [], []
 
-    def call(self, method, requests, timeout=None):
+    def call(self, method, requests, timeout=None, enough=None):
         self.asked += [(method, m) for m in requests]
         self.timeouts += [timeout] * bool(requests)
         said = {m: self.answers[method][m].pop(0) for m in requests}
@@ -381,6 +403,26 @@ def test_a_site_that_cannot_be_reached_holds_the_others_up_once(monkeypatch):
         assert replies == {0: b"1"} and "b could not be reached" in errors[1].line
         times.append(time.monotonic())
     assert times[1] - times[0] >= 0.5 and times[-1] - times[1] < 0.5
+
+
+def test_first_answers_are_not_held_up_and_late_ones_are_collected_once(monkeypatch):
+    free = threading.Event()
+
+    def slowly():
+        yield b"3"
+        free.wait(10)
+        yield b"2"
+
+    transport = flare(monkeypatch, slowly(), lambda: False)
+    assert transport.call("answer", {0: b"?", 1: b"?"}, enough=2) == ({0: b"1", 1: b"3"}, {})
+    for sent in (True, False):
+        replies, failures = transport.call("answer", {0: b"?", 1: b"?"}, enough=1)
+        assert replies == {0: b"1"} and failures[1].kind == "under way" and failures[1].sent is sent
+    assert transport.late() == ({}, {})
+    assert transport.ask({1: b"?"})[1][1].kind == "late"  # a busy site is not asked
+    free.set()
+    transport.wait([0, 1])
+    assert transport.late() == ({1: b"2"}, {}) and transport.late() == ({}, {})
 
 
 class Engine:
@@ -625,20 +667,6 @@ def test_what_others_wrote_is_one_short_line():
     assert in_one_line("a\nERROR b\x1b[2J\r") == "a ERROR b[2J" and len(in_one_line("x" * 10**4)) == 500
 
 
-@pytest.fixture
-def own_site(tmp_path, monkeypatch):
-    """A site's part of a job, asked by the server; its kit is in the folder."""
-    from fedbilevel.federation import site
-
-    workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
-    monkeypatch.setattr(site, "collab", SimpleNamespace(caller="server", workspace=workspace))
-    monkeypatch.setattr(site, "keep_compiled", lambda kit: None)
-    (tmp_path / "local").mkdir()
-    here = site.Site()
-    here.prepare()
-    return here
-
-
 def test_a_sites_log_is_not_filled_by_refusals(own_site, caplog):
     from fedbilevel.federation.sparse_log import MOST_LINES
 
@@ -668,8 +696,11 @@ def test_a_site_that_is_told_twice_of_a_run_loads_its_data_once(own_site, tmp_pa
     ("message", "line"),
     [
         (b'{"protocol": 9, "version": "9.1", "anything": 1}', "the server speaks protocol 9 (fedbilevel 9.1), and this site"),
-        (b'{"task": "quadratic", "knobs": {}}', "the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol 2"),
-        (b'{"protocol": 2, "version": "1", "run": {"task": 3}}', "run.task: Expected `str`, got `int`"),
+        (
+            b'{"task": "quadratic", "knobs": {}}',
+            f"the server speaks protocol 0 (fedbilevel 0.1.0), and this site protocol {PROTOCOL}",
+        ),
+        (b'{"protocol": %d, "version": "1", "run": {"task": 3}}' % PROTOCOL, "run.task: Expected `str`, got `int`"),
         (b'{"protocol": "1"}', "protocol: Expected `int`, got `str`"),
         (b"\x80 garbage", "the message to begin a run: "),
     ],
@@ -684,6 +715,22 @@ def test_a_site_of_the_first_version_refuses_a_server_of_this_one():
     message = BeginMessage("quadratic", {}, "fedavg", {}, "float32", "ab", number=0, weight=1.0, names=("a",), sites=[[]])
     assert json.loads(message.encoded()).keys() == {"protocol", "version", "run"}
     assert BeginMessage.read(message.encoded()) == message
+
+
+def test_sites_agree_on_all_of_a_run_but_which_of_them_each_is():
+    same = {"precision": "float64", "identity": "ab", "hyperparameters": {"gamma": 0.1}, "aggregate": "secure-sum"}
+
+    def run(number=0, weights=(0.5, 1.5), **change):
+        how = same | {"names": ("a", "b"), "weight": weights[number]} | change
+        return BeginMessage.read(BeginMessage("quadratic", {}, "fedavg", number=number, weights=weights, **how).encoded())
+
+    assert run(0).agreement() == run(1).agreement()
+    others = [{"hyperparameters": {"gamma": 1e-30}}, {"weights": (0.4, 1.6)}, {"aggregate": "secure-sum(bound=9)"},
+              {"names": ("a", "c")}, {"fit": "another"}, {"planned": {"local_y": 1}}]  # fmt: skip
+    assert len({run(0).agreement(), *(run(0, **other).agreement() for other in others)}) == len(others) + 1
+    for false in ({"weight": 2.0}, {"weights": (0.5, 1.5, 1.0)}):
+        with pytest.raises(InputError, match="the weights of a run with secure sums are not one for each site"):
+            run(0, **false).agreement()
 
 
 def test_a_hangup_stops_a_run_as_ctrl_c_does_unless_it_is_to_be_ignored():

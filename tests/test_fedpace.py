@@ -206,8 +206,10 @@ def test_a_constrained_solution_is_reached_from_within(within):
 
 @pytest.mark.parametrize(
     ("task", "participation"),
-    [(Quadratic(clients=3, noise=0.2), Bernoulli(0.1)), (Valley(clients=3, noise=0.2), Dropouts(Uniform(1), 0.7))],
-    ids=["quadratic", "valley"],
+    [
+        pytest.param(Quadratic(clients=3, noise=0.2), Bernoulli(0.1), marks=pytest.mark.slow, id="quadratic"),
+        pytest.param(Valley(clients=3, noise=0.2), Dropouts(Uniform(1), 0.7), id="valley"),
+    ],
 )
 def test_rounds_without_clients_do_no_harm(task, participation):
     built = task.build()

@@ -25,6 +25,7 @@ def test_the_version_is_the_one_that_is_installed(run):
     assert run("--version") == (0, f"fedbilevel {fb.__version__}\n", "")
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path):
     (tmp_path / "user.py").write_text("import fedbilevel as fb\n\nreveal_type(fb.SimFBO().gamma_x)\nfb.Uniform(3, 4)\n")
     done = subprocess.run(
@@ -67,7 +68,17 @@ def test_list_as_json(run):
 
 def test_show_as_json(run):
     shown = json.loads(run("show", "fedbioacc", "--json")[1])
-    assert list(shown) == ["name", "kind", "explanation", "settings", "run_options", "reports", "suited", "single_answers"]
+    assert list(shown) == [
+        "name",
+        "kind",
+        "explanation",
+        "settings",
+        "run_options",
+        "reports",
+        "suited",
+        "single_answers",
+        "late_answers",
+    ]
     assert shown["name"] == "fedbioacc" and shown["kind"] == "algorithm" and "STORM" in shown["explanation"]
     steps = {setting["setting"]: setting for setting in shown["settings"]}["local_steps"]
     assert steps["default"] == fb.FedBiOAcc().local_steps and "whole number" in steps["must_be"]

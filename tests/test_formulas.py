@@ -13,7 +13,8 @@ import pytest
 import fedbilevel.algorithms
 import fedbilevel.tasks
 
-spec = importlib.util.spec_from_file_location("formulas", Path(__file__).parent.parent / "docs" / "formulas.py")
+ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("formulas", ROOT / "docs" / "formulas.py")
 formulas = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(formulas)
 
@@ -78,8 +79,8 @@ def test_code_and_what_is_not_understood_stay_as_they_are(source):
 
 
 def test_there_are_formulas_to_look_at():
-    assert sum(name.startswith("algorithms") for name in BLOCKS) == 28
-    assert sum(name.startswith("tasks") for name in BLOCKS) == 7
+    assert sum(name.startswith("algorithms") for name in BLOCKS) == 29
+    assert sum(name.startswith("tasks") for name in BLOCKS) == 8
 
 
 @pytest.mark.parametrize("source", BLOCKS.values(), ids=BLOCKS)
@@ -95,3 +96,26 @@ def test_every_block_of_a_docstring_is_rendered_and_nothing_is_lost(source):
 def characters(text):
     plain = unicodedata.normalize("NFKC", text).translate(str.maketrans("∑∏−", "ΣΠ-"))
     return "".join(plain.split())
+
+
+def test_formulas_within_text_are_found_and_words_are_left_alone(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    typeset = importlib.import_module("inline_mathematics").typeset
+
+    def told(html):
+        """The page with its formulas in double brackets, as their characters."""
+        return re.sub(r"<math>(.*?)</math>", lambda found: f"[[{re.sub('<[^>]+>', '', found[1])}]]", typeset(html))
+
+    cases = {
+        "<p>With α_t = δ / (u_0 + t) iteration t is</p>": "<p>With [[αt=δ/(u0+t)]] iteration [[t]] is</p>",
+        "<td>2 |x| + 4 |y|</td>": "<td>[[2|x|+4|y|]]</td>",
+        "<p>local steps on x, y and u.</p>": "<p>local steps on [[x,]] [[y]] and [[u.]]</p>",
+        "<p>x's step (with β = 0.9) takes 10/L.</p>": "<p>[[x]]'s step (with [[β=0.9]]) takes [[10/L.]]</p>",
+        "<p>J. Li and K. Ji, Eq. (7)-(8), i.e. a round in 3 s on an H200.</p>": None,
+        "<p>I need <code>x_t</code> &amp; gamma_x, 0.57 -&gt; 0.93 in 784-200-10.</p>": None,
+        "<h2>Steps of x</h2><pre><code>y = a*x</code></pre>": None,
+    }
+    for html, expected in cases.items():
+        assert told(html) == (expected or html)
+    block = '<div class="highlight"><pre><span></span><code>D_y = ∇_y g,   δ = √min(1, p)\n</code></pre></div>'
+    assert typeset(block).startswith('<div class="formulas">') and "<msqrt><mi>min</mi><mrow>" in typeset(block)

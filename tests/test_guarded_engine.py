@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.errors import InputError
-from fedbilevel.federation import guarded_engine, job_launchers, processes, sparse_log, supervise
+from fedbilevel.federation import compile_cache, guarded_engine, job_launchers, processes, sparse_log, supervise
 from fedbilevel.federation.job_launchers import MOST_FOLDERS, SiteJobs, is_job_id, tidy
 from fedbilevel.federation.listener import Revoked
 from fedbilevel.federation.log_lines import MOST_CHARACTERS, PlainFormatter
@@ -145,11 +145,16 @@ def test_a_jobs_process_is_guarded_and_older_jobs_folders_are_deleted(tmp_path, 
     for k, name in enumerate(names):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (k, k))
-    made = SiteJobs().get_command({}, SimpleNamespace(get_prop=lambda name: workspace))
+    engine = SimpleNamespace(get_all_job_ids=lambda: [names[1]])
+    context = SimpleNamespace(get_prop=lambda name: workspace, get_engine=lambda: engine)
+    made = SiteJobs().get_command({}, context)
     assert made == command.replace("-m nvflare", f"-m {ENGINE} nvflare", 1)
-    assert {p.name for p in tmp_path.iterdir()} == {"startup", "local", "kept", *names[3:]}
-    tidy(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"startup", "local", "kept", names[1], *names[3:]}
+    tidy(tmp_path, [])
     assert len(list(tmp_path.iterdir())) == 3 + MOST_FOLDERS
+    command = "python -c 'import nvflare'"
+    with pytest.raises(RuntimeError, match="unguarded"):
+        SiteJobs().get_command({}, context)
 
 
 def test_a_second_process_with_a_kit_is_refused_and_what_the_first_writes_is_private(tmp_path, monkeypatch):
@@ -190,3 +195,16 @@ def test_afull_disk_is_named(tmp_path, monkeypatch):
     assert supervise.full_disk(tmp_path) == ""
     monkeypatch.setattr(supervise.shutil, "disk_usage", lambda place: SimpleNamespace(free=0))
     assert supervise.full_disk(tmp_path) == f"the disk with {tmp_path} is full"
+
+
+def test_the_programs_that_a_kit_keeps_are_bounded_and_the_newest_stay(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setattr(compile_cache, "MOST_BYTES", 25)
+    monkeypatch.setattr(compile_cache, "jax", SimpleNamespace(config=SimpleNamespace(update=lambda name, value: None)))
+    compile_cache.keep_compiled(tmp_path)  # there is no folder yet
+    (tmp_path / "compiled").mkdir()
+    for k in range(5):
+        (tmp_path / "compiled" / f"{k}").write_bytes(bytes(10))
+        os.utime(tmp_path / "compiled" / f"{k}", (k, k))
+    compile_cache.keep_compiled(tmp_path)
+    assert {file.name for file in (tmp_path / "compiled").iterdir()} == {"3", "4"}

@@ -13,6 +13,7 @@ import pytest
 from test_recorded import MINE, STEPS, imported, small, stopping_at, without_time  # noqa: F401 (small is a fixture)
 
 import fedbilevel as fb
+from fedbilevel import own_code
 from fedbilevel.runs.sweeps import folder as folder_module
 
 
@@ -59,7 +60,7 @@ def test_the_folder_is_that_of_the_command_and_is_not_repeated(run, small, tmp_p
     for file in ("cells.csv", "best.toml", "sweep.svg"):
         assert Path("ours", file).read_bytes() == Path("theirs", file).read_bytes()
     ours, theirs = (json.loads(Path(where, "sweep.json").read_text()) for where in ("ours", "theirs"))
-    assert ours == theirs | {"knobs": {"weight": 2.0}}  # which the command has as text
+    assert ours == theirs | {"knobs": {"weight": 2.0}, "started": ours["started"]}  # the command has knobs as text
     written = Path("ours/results.jsonl").read_bytes()
     assert fb.resume("ours").cells == result.cells and fb.resume("theirs").best == result.best
     assert Path("ours/results.jsonl").read_bytes() == written
@@ -195,3 +196,20 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with imported(tmp_path / "own_data.py") as module:
         yield module
+
+
+def test_a_file_that_was_edited_after_its_import_is_neither_recorded_nor_allowed(small, tmp_path):  # noqa: F811
+    """What would be recorded has not been executed, and what has been executed is gone."""
+    file, edited = tmp_path / "mine.py", MINE + "# edited\n"
+    file.write_text(edited)
+    said = pytest.raises(fb.InputError, match=r"mine\.py has changed since Python imported it: start Python again, or restore")
+    with said:
+        fb.solve(small().build(), algorithm=STEPS, rounds=10, out=tmp_path / "run")
+    with said:
+        fb.sweep(small, STEPS, {"weight": [1.0]}, rounds=10, seeds=1, out=tmp_path / "sweep")
+    assert not own_code.is_allowed(file, own_code.sha256_of(edited.encode()))
+    assert not (tmp_path / "run").exists() and not (tmp_path / "sweep").exists()
+    file.write_text(MINE)
+    fb.solve(small().build(), algorithm=STEPS, rounds=10, out=tmp_path / "run")
+    stored = json.loads((tmp_path / "run/config.json").read_text())["code"]
+    assert stored == {str(file): [own_code.sha256_of(MINE.encode())]}

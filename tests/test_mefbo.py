@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed, weighted
+from federations import SHARED_X, deployed, weighted
 
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
@@ -201,7 +201,7 @@ def test_without_convexity_it_reaches_the_known_solution():
     assert last.metrics["y_error"] < 0.005 * first.metrics["y_error"]
 
 
-@pytest.mark.parametrize("name", [n for n, entry in ALGORITHMS.items() if entry.load().lower_level == "global"])
+@pytest.mark.parametrize("name", [n for n in SHARED_X if ALGORITHMS[n].load().lower_level == "global"])
 def test_who_needs_strong_convexity_says_so_where_there_is_none(name):
     algorithm = ALGORITHMS[name].load()()
     caveats = simulation(Valley().build(), algorithm, steps=1).caveats()
@@ -252,8 +252,14 @@ def with_sets(task, sets):
 
 @pytest.mark.parametrize(
     ("sets", "start"),
-    [(Sets(within, within), 5.0) for within in (Box(-0.5, 0.5), Ball(0.8), Simplex(), Simplex(0.3))]
-    + [(Sets(y=Box(-0.5, 0.5)), 0.0)],
+    [
+        (Sets(Ball(0.8), Ball(0.8)), 5.0),
+        (Sets(y=Box(-0.5, 0.5)), 0.0),
+        *(
+            pytest.param(Sets(within, within), 5.0, marks=pytest.mark.slow)
+            for within in (Box(-0.5, 0.5), Simplex(), Simplex(0.3))
+        ),
+    ],
     ids=str,
 )
 def test_a_constrained_solution_is_reached(sets, start):

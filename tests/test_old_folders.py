@@ -13,7 +13,9 @@ from fedbilevel.runs.stopping import StopRequest
 FOLDERS = Path(__file__).parent / "folders-0.1.0"
 
 
-@pytest.mark.parametrize("name", ["fedbioacc", "adafbio", "fedbioacc-local"])
+@pytest.mark.parametrize(
+    "name", ["fedbioacc-local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbioacc", "adafbio"))]
+)
 def test_a_run_of_version_0_1_goes_on_to_its_own_end(name, tmp_path):
     shutil.copytree(FOLDERS / "stopped" / name, tmp_path / name)
     resumed, whole = RunFolder(tmp_path / name), RunFolder(FOLDERS / "whole" / name)

@@ -89,7 +89,7 @@ def test_an_own_task_and_algorithm_run_in_the_command_as_in_solve(run, place):
 
 def test_a_sweep_over_a_knob_and_a_hyperparameter_has_the_numbers_of_single_runs(run, place):
     data = ["--rounds", 40, "--data", place / "clinics"]
-    grid = ["--grid", "eta=1,10", "--grid", "lam=0.003,0.03", "--seeds", 1]
+    grid = ["--grid", "eta=1,10", "--grid", "lam=0.003,0.03", "--seeds", 1, "--by", "accuracy"]
     code, out, err = run("sweep", place / "mine.py", place / "mymethod.py", *grid, *data, "--out", "swept")
     assert (code, err) == (0, "") and "4 of 4 runs" in out
     cells = [json.loads(line) for line in Path("swept/results.jsonl").read_text().splitlines()]
@@ -104,6 +104,7 @@ def test_a_sweep_over_a_knob_and_a_hyperparameter_has_the_numbers_of_single_runs
 LONG = ["run", "mine.py", "simfbo", "mymethod.py", "--rounds", "20000", "--every", "500", "--data", "clinics"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_from_another_folder_to_the_same_end(place, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     whole = subprocess.run([*COMMAND, *LONG, "--out", tmp_path / "whole"], cwd=place, env=environment, capture_output=True)
@@ -342,6 +343,7 @@ def offered(folder, package, tasks="", algorithms="", version="0.1"):
     return info
 
 
+@pytest.mark.slow
 def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp_path):
     site = tmp_path / "site"
     offered(site, "fb-small", "small = own_small:small", "mymethod = own_method:MyMethod")
@@ -387,7 +389,7 @@ def test_installed_packages_offer_names_and_a_broken_one_breaks_nothing_else(tmp
     assert code == 2 and "there is no task 'small'" in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["task", "algorithm"])
+@pytest.mark.parametrize("kind", ["task", pytest.param("algorithm", marks=pytest.mark.slow)])
 def test_a_new_project_passes_its_own_test_as_it_is(kind, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*COMMAND, "new", kind, "my-own"], cwd=tmp_path, env=environment, check=True, capture_output=True)

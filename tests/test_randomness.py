@@ -53,7 +53,7 @@ def test_a_seed_means_the_same_whatever_generator_jax_is_set_to():
         np.testing.assert_array_equal(words(randomness.fold_in(key, 3)), expected[1])
 
 
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_is_the_same_whatever_generator_jax_is_set_to(remote):
     def end():
         experiment = Configuration.resolve(

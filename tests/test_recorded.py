@@ -76,7 +76,7 @@ def test_a_folder_changes_no_number_and_is_one_that_the_commands_read(run, small
     assert "<html" in fb.write_report(tmp_path / "mine", out=tmp_path / "page.html").read_text(encoding="utf-8")
     with pytest.raises(fb.InputError, match=r"the page's name must end in .html; given: page"):
         fb.write_report(tmp_path / "mine", out="page")
-    with pytest.raises(fb.InputError, match="already holds a run"):
+    with pytest.raises(fb.InputError, match=r"already holds a run: resume it, or choose another folder$"):
         fb.solve(small().build(), algorithm=STEPS, rounds=30, out=tmp_path / "mine")
 
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed, weighted
+from federations import MemoryStore, deployed, weighted
 
 import fedbilevel as fb
+from fedbilevel.aggregations import configured
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Everyone, Uniform
 from fedbilevel.core.problem import LOSSES, Pair
@@ -20,7 +21,7 @@ from fedbilevel.engines import client_runtime, kept_values, wire
 from fedbilevel.engines.deployed_clients import DeployedClients, DeployedCohort
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.kept_values import MOST_KEPT
-from fedbilevel.engines.messages import Call, Evaluate, Kept, Part, Request, Save, Saved, Store
+from fedbilevel.engines.messages import Call, Encode, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskStore
@@ -69,7 +70,7 @@ def test_metrics_that_the_server_can_know_are_found_by_what_they_depend_on():
     assert set(known(task.x, jnp.ones((3, 8)))) == {"x", "y", "const", "both"}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "label-errors"])  # which needs tables
 def test_tasks_leave_the_losses_to_the_experiment(name):
     task = TASKS[name].load()().build()
     named = jax.eval_shape(task.metrics, task.x, task.y)
@@ -86,7 +87,9 @@ def rows(folder):
     return [{k: v for k, v in row.items() if k not in ("seconds", "absences")} for row in folder.rows()]
 
 
-@pytest.mark.parametrize("algorithm", ["fedbioacc", "fedbioacc-local", "commfedbio"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedbioacc-local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbioacc", "commfedbio"))]
+)
 def test_a_run_whose_server_and_clients_all_died_goes_on_from_its_checkpoint(tmp_path, algorithm):
     made = configuration(algorithm, clients_per_round=3)
     simulated = list(made.experiment().run())
@@ -475,6 +478,41 @@ def test_a_client_refuses_a_request_whose_needed_numbers_are_none(needed):
     _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y))
     with pytest.raises(InputError, match="a message is not a request: refused"):
         runtimes[0].answer(wire.encode(Request([], False, needed)))
+
+
+def test_a_value_read_from_disk_does_not_keep_the_rest_of_its_file_alive(monkeypatch):
+    added, add = [], kept_values.KeptValues.add
+
+    def noted(self, slot, value):
+        added.append(value)
+        return add(self, slot, value)
+
+    monkeypatch.setattr(kept_values.KeptValues, "add", noted)
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), [MemoryStore() for _ in range(2)])
+    for expression in (Save(1, [Store(task.x, 1), Store(task.y, 2)], -1), Saved(1, 1, 3)):
+        runtimes[0].answer(wire.encode(Request(expression, False, [3])))
+    np.testing.assert_array_equal(added[-1], task.y)
+    assert added[-1].base is None
+
+
+@pytest.mark.parametrize(
+    ("around", "memory", "wrong"),
+    [
+        (lambda t: [np.zeros((4000, *t.y.shape))], lambda t: None, "a point that answers are near"),
+        (lambda t: [t.y, t.y], lambda t: None, "a point that answers are near"),
+        (lambda t: [1], lambda t: Store(np.zeros((1, *t.y.shape)), 2), "what was left out before"),
+        (lambda t: [1], lambda t: np.zeros((4000, *t.y.shape)), "what was left out before"),
+    ],
+)
+def test_a_client_encodes_only_changes_of_its_answers_own_shape(around, memory, wrong):
+    task, rule = Quadratic(clients=2).build(), configured("quantized")
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), None, None, rule)
+    key = np.zeros(2, np.uint32)
+    call = Call("local_y", key, (task.x, task.y), None)
+    runtimes[0].answer(wire.encode(Request(Encode(call, [1], None, key, 1), True, [])))
+    with pytest.raises(InputError, match=f"{wrong} has another shape than the answer: refused"):
+        runtimes[0].answer(wire.encode(Request(Encode(call, around(task), memory(task), key, 1), True, [])))
 
 
 def test_what_a_client_keeps_is_bounded_in_bytes_over_requests_and_on_its_disk(tmp_path, monkeypatch):

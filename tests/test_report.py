@@ -38,10 +38,11 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.stopping import stop_request
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep
+from fedbilevel.runs.tuning.folder import TuningFolder
+from fedbilevel.runs.tuning.tuning import Tuning
 from fedbilevel.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SMALL = dict(clients=3, train_per_client=30, validation_per_client=5, hidden=4, batch_size=8)
 
 
@@ -65,39 +66,6 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def shown(folders):
     return contents(folders)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: install Debian's package 'chromium' to test the page in it")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """Open an address: the page, what its console complained about, and what it asked the network for."""
-    pages = []
-
-    def opened(address, ready="#chart-test_accuracy .main-svg", **options):
-        tab = browser.new_page(**options)
-        pages.append(tab)
-        complaints, requests = [], []
-        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(address)
-        tab.wait_for_selector(ready)
-        return tab, complaints, requests
-
-    yield opened
-    for tab in pages:
-        tab.close()
 
 
 def lines(folder):
@@ -239,9 +207,9 @@ def test_an_own_task_on_tables_by_an_own_algorithm_shows(clinics, opened):
     tab, complaints, requests = opened(address, ready="#chart-accuracy .main-svg")
     history = [row["accuracy"] for row in solution.history]
     assert drawn(tab, "accuracy") == {"MyMethod": ([row["rounds"] for row in solution.history], history)}
-    assert float(tab.locator("tr[data-run='0'] td[data-column='accuracy']").get_attribute("data-value")) == history[-1]
+    assert float(tab.locator("tr[data-line='0'] td[data-column='accuracy']").get_attribute("data-value")) == history[-1]
     tab.wait_for_selector("#sweeps .main-svg")
-    means = {cell.values["eta"]: cell.mean("accuracy") for cell in result.cells}
+    means = {cell.values["eta"]: cell.mean(result.metric) for cell in result.cells}
     assert tab.evaluate("[...document.querySelector('#sweeps .chart').data[0].z].flat()") == [means[3], means[30]]
     held = tab.evaluate("JSON.parse(document.getElementById('data').textContent).holdings[0].counts.lower.flat()")
     assert held == list(task.preprocessing.training) and len(set(held)) == 4
@@ -252,12 +220,15 @@ def test_the_page_opens_without_complaint_or_network_and_its_numbers_are_the_run
     (tmp_path / "report.html").write_text(page(shown))
     address = (tmp_path / "report.html").as_uri()
     tab, complaints, requests = opened(address)
-    for k, folder in enumerate(folders):
-        row, last = tab.locator(f"tr[data-run='{k}']"), lines(folder)[-1]
+    for k, seeds in enumerate((folders[:2], folders[2:])):
+        row, ends = tab.locator(f"tr[data-line='{k}']"), [lines(folder)[-1] for folder in seeds]
+
+        def cell(column, row=row):
+            return float(row.locator(f"td[data-column='{column}']").get_attribute("data-value"))
+
         for column, name in {"test accuracy": "test_accuracy", "roc auc": "roc_auc", "rounds": "rounds"}.items():
-            assert float(row.locator(f"td[data-column='{column}']").get_attribute("data-value")) == last[name]
-        sent = float(row.locator("td[data-column='MB up']").get_attribute("data-value"))
-        assert np.isclose(sent * 1e6, last["floats_up"] * folder.bytes_per_float)
+            assert np.isclose(cell(column), np.mean([end[name] for end in ends]), rtol=1e-12)
+        assert np.isclose(cell("MB up") * 1e6, ends[0]["floats_up"] * seeds[0].bytes_per_float)
     own = lines(folders[2])
     assert drawn(tab, "test_accuracy")["fedavg"] == ([r["rounds"] for r in own], [r["test_accuracy"] for r in own])
 
@@ -267,14 +238,14 @@ def test_the_page_opens_without_complaint_or_network_and_its_numbers_are_the_run
     assert list(drawn(tab, "upper_loss")) == ["simfbo, 2 seeds"]
     tab.click("#legend button:has-text('fedavg')")
     assert "fedavg" in drawn(tab, "upper_loss")
-    tab.check("#log-y")
+    tab.select_option("#scale-y", "log")
     assert tab.evaluate("document.getElementById('chart-upper_loss').layout.yaxis.type") == "log"
 
-    order = "[...document.querySelectorAll('#runs tbody tr')].map((r) => Number(r.dataset.run))"
+    order = "[...document.querySelectorAll('#runs tbody tr')].map((r) => Number(r.dataset.line))"
     tab.click("#runs th button:has-text('gradients')")
-    assert tab.evaluate(order) == [2, 0, 1]
+    assert tab.evaluate(order) == [1, 0]
     tab.click("#runs th button:has-text('gradients')")
-    assert tab.evaluate(order) == [0, 1, 2]
+    assert tab.evaluate(order) == [0, 1]
     before = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     tab.click("#theme")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
@@ -339,13 +310,35 @@ def test_a_sweep_is_a_heat_map(swept, opened, tmp_path):
     assert tab.is_hidden("#curves") and complaints == []
 
 
+def test_a_tuning_is_its_rungs_and_its_candidates(opened, tmp_path):
+    options = RunOptions(rounds=8, every=8)
+    budget = dict(candidates=4, rungs=2, passes=1, seeds=1)
+    tuning, _ = Tuning.prepared("quadratic", {"clients": 3}, "fedavg", {}, {"gamma": (0.01, 1e9)}, options, **budget)
+    folder = TuningFolder.create(tmp_path / "tuned", tuning)
+    folder.execute()
+    shown = contents([], [], [folder])
+    (tuned,) = shown["tunings"]
+    assert tuned["names"] == ["gamma"] and [line["rounds"] for line in tuned["lines"]] == [[2]] * 3 + [[2, 8]]
+    assert tuned["lines"][-1]["best"] and any(line["numbers"] == [None] for line in tuned["lines"])
+    fb.write_report(tmp_path / "tuned", out=tmp_path / "tuned.html")
+    tab, complaints, _ = opened((tmp_path / "tuned.html").as_uri(), ready="#tunings .main-svg")
+    drawn_numbers = tab.evaluate("[...document.querySelectorAll('#tunings .chart')].map((c) => [...c.data.at(-1).y])")
+    assert drawn_numbers == [tuned["lines"][-1]["numbers"], tuned["lines"][-1]["values"]] and complaints == []
+
+
+def going_on(finished, path, count):
+    """Copy a run as it was when only the first rows had come; returns all of its rows."""
+    shutil.copytree(finished.path, path)
+    (path / "result.json").unlink()
+    rows = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(rows[:count]))
+    return rows
+
+
 @pytest.fixture
 def served(folders, tmp_path):
     """A run of which only the first two rows have come so far, and the server of its page."""
-    shutil.copytree(folders[2].path, tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows[:2]))
+    rows = going_on(folders[2], tmp_path / "run", 2)
     with PageServer(lambda: contents(RunFolder.find(tmp_path / "run"))) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -327,6 +327,15 @@ def test_runs_that_diverge_before_their_first_row_have_spent_nothing(tmp_path):
     panel_picture.draw(made, found, [tmp_path / "results.svg"], SCREEN)
 
 
+@pytest.mark.parametrize(
+    ("scale", "label"), {"percent": ">stretched towards 100<", "error": ">log scale<", "plain": "accuracy<"}.items()
+)
+def test_a_picture_says_that_its_scale_is_not_linear(tmp_path, scale, label):
+    made = dataclasses.replace(table_plan(), published={}, columns=(), rounds=20, scale=scale)
+    panel_picture.draw(made, {("i.i.d.", "MeFBO"): [run_of(0.1, 0.5, 0.9)]}, [tmp_path / "results.svg"], SCREEN)
+    assert label in (tmp_path / "results.svg").read_text()
+
+
 def test_entries_of_a_table_say_how_many_runs_they_are_of():
     made = table_plan()
     assert written(made, Column(at=20), Number(0.5, 0.01, 2, 3)) == "50.00 ± 1.00 (2 of 3 runs)"

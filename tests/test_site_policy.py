@@ -5,10 +5,18 @@ import re
 
 import pytest
 
+import fedbilevel as fb
 from fedbilevel.core.devices import memory_ceiling, require_memory
+from fedbilevel.engines import wire
+from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.errors import InputError
+from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.site_policy import SitePolicy
+from fedbilevel.federation.sparse_log import MOST_LINES
+from fedbilevel.federation.table_questions import LENGTH
+from fedbilevel.own_code import sha256_of
+from fedbilevel.tasks.data.table_sums import Totals
 from fedbilevel.tasks.quadratic import Quadratic
 
 
@@ -22,7 +30,13 @@ def own(batch_size=None):
     [
         (dict(least_batch_size=9), dict(batch_size=8), "insists on batch_size >= 9, but the run has 8: refused"),
         (dict(least_batch_size=8), dict(batch_size=8), ""),
-        (dict(least_batch_size=9), {}, ""),  # without minibatches all rows count
+        (dict(least_batch_size=32), {}, ""),  # without minibatches all rows count
+        (dict(least_batch_size=33), {}, "insists on minibatches of 33 rows, but a loss has fewer: refused"),
+        (
+            dict(least_batch_size=33),
+            dict(batch_size=64),
+            "insists on minibatches of 33 rows, but a loss has fewer: refused",
+        ),
         (dict(least_rows=32), {}, ""),
         (dict(least_rows=33), {}, "insists on at least 33 rows behind an answer: refused"),
         (dict(least_rows=9), dict(batch_size=8), "insists on at least 9 rows behind an answer: refused"),
@@ -64,3 +78,78 @@ def test_a_policy_that_allows_nothing_is_refused(tmp_path):
     (tmp_path / "site.toml").write_text('task = "quadratic"\nloader = "share"\n[policy]\nmemory = 0\n')
     with pytest.raises(InputError, match="memory must be a number of gigabytes above 0"):
         SiteData.read(tmp_path / "site.toml")
+
+
+TASK = """
+import fedbilevel as fb
+
+@fb.task(columns=fb.Columns("label", ["age"], split="role"))
+def mine(data: fb.Tables) -> fb.Task:
+    raise AssertionError("built")
+"""
+TOTALS = Totals({}, 2)
+
+
+@pytest.fixture
+def table_site(own_site, tmp_path):
+    """A function that sets a site with a table of 3 + 2 rows up with a policy, and returns what it says to a question."""
+    file, table = tmp_path / "mine.py", tmp_path / "local" / "rows.csv"
+    file.write_text(TASK)
+    table.write_text("age,label,role\n1,0,train\n2,1,train\n3,0,train\n4,1,validation\n5,0,validation\n")
+
+    def ask(policy="", algorithm="simfbo", question=TOTALS):
+        sha256 = sha256_of(file.read_bytes())
+        lines = ['task = "mine"', 'loader = "table"', 'path = "rows.csv"', "[policy]", policy]
+        lines += ["[trusted]", f'"{file}" = "{sha256}"', ""]
+        (tmp_path / "local" / "site.toml").write_text("\n".join(lines))
+        names, code = ("a", "b"), {"task": sha256}
+        run = BeginMessage("mine", {}, algorithm, {}, "float64", "ab", number=1, weight=1.0, names=names, code=code)
+        beginning = run.encoded()
+        return own_site.describe(len(beginning).to_bytes(LENGTH, "little") + beginning + wire.encode(question))
+
+    return ask
+
+
+def test_a_site_says_nothing_about_its_table_to_a_run_that_it_would_refuse(table_site):
+    for policy, algorithm, line in (
+        ("least_rows = 3", "simfbo", "this site insists on at least 3 rows behind an answer"),
+        ('refuse = ["gather"]', "cm-soba", "this site refuses gather, but the server of CMSOBA needs what each site sends"),
+        ("secure_sum = true", "simfbo", "this site insists on secure sums, but the run's aggregation is Mean"),
+    ):
+        assert table_site(policy, algorithm) == [False, "refused", f"{line}: refused"]
+    done, answer = table_site('least_rows = 2\nrefuse = ["gather"]')
+    assert done and wire.decode(answer).tolist() == [0, 5, 0, 3, 5, 5, 15, 2]
+
+
+def test_a_site_answers_about_its_table_only_for_the_sites_of_the_run(table_site):
+    said = table_site(question=Totals({}, 3))
+    assert said == [False, "refused", "the question about a table is not for the 2 sites of its run: refused"]
+
+
+@pytest.mark.parametrize("file", ["local/rows.csv", "mine.py"])
+def test_a_reason_that_a_site_keeps_to_itself_does_not_fill_its_log(table_site, tmp_path, caplog, file):
+    """With a table that cannot be read, and with pinned code that fails."""
+    (tmp_path / file).write_text("raise ValueError('no table')\n")
+    for _ in range(1000):
+        done, kind, line = table_site()
+        assert (done, kind) == (False, "refused") and line.endswith("; its log says why")
+    assert len(caplog.records) == MOST_LINES + 1 + 1 and file in caplog.text and file not in line
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "line"),
+    [
+        (fb.FedBiO(local_steps=10**9), {}, r"an answer of local_point would take \d+ \w+ or more here, and this site allows"),
+        (fb.FedBiOAcc(local_steps=10**6), {"memory": 0.01}, "an array of first_momentum"),
+        (fb.FedBiOAcc(), {}, None),
+    ],
+)
+def test_a_server_cannot_have_a_site_compute_without_end(algorithm, policy, line):
+    policy = SitePolicy(**policy)
+    task = Quadratic(clients=1, noise=0.1).build()
+    shapes = call_shapes(algorithm, task.population, task.x, task.y)
+    with memory_ceiling(policy.memory * 1e9):
+        if line is None:
+            return policy.agree_work(algorithm, task.population, shapes)
+        with pytest.raises(InputError, match=line):
+            policy.agree_work(algorithm, task.population, shapes)

@@ -16,8 +16,9 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps import programs
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, run_together
+from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep
+from fedbilevel.runs.sweeps.sweep import Sweep
 
 
 def experiments(task, algorithm, cells, seeds, rounds=60, **knobs):
@@ -42,7 +43,7 @@ def alone(experiment):
     [
         ("fedmbo", [dict(alpha=0.05), dict(alpha=0.1), dict(beta=0.2)], {}),  # a random number of rounds in a step
         ("fedbio-local", [dict(eta=0.01), dict(eta=0.05)], dict(lower_level="local")),  # values kept at clients
-        ("fedbioacc", [dict(eta=0.1), dict(gamma=0.7)], {}),  # rounds to start with
+        pytest.param("fedbioacc", [dict(eta=0.1), dict(gamma=0.7)], {}, marks=pytest.mark.slow),  # rounds to start with
     ],
 )
 def test_runs_together_are_as_they_are_alone(algorithm, cells, knobs):
@@ -66,6 +67,7 @@ def test_one_that_diverges_is_marked_and_the_others_go_on():
     assert "diverged" in alone(many[1])
 
 
+@pytest.mark.slow
 def test_large_runs_on_a_cpu_are_made_one_after_another_with_the_same_numbers(tmp_path, monkeypatch):
     together = SweepFolder.create(tmp_path / "together", small())
     together.execute()
@@ -122,7 +124,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     whole.execute()
     for ours, theirs in zip(folder.cells(), whole.cells(), strict=True):
         assert ours.values == theirs.values and ours.last("x_error") == theirs.last("x_error")
-    with pytest.raises(InputError, match="holds another sweep"):
+    with pytest.raises(InputError, match=r"holds another sweep: choose another folder$"):
         SweepFolder.create(tmp_path / "a", small(seeds=3))
     SweepFolder.create(tmp_path / "a", small(seeds=3), force=True)
     assert folder.results() == {}

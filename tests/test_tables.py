@@ -17,8 +17,10 @@ from killing import kill_after_rows
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from test_recorded import imported
 
 import fedbilevel as fb
+from fedbilevel.core.devices import memory_ceiling
 from fedbilevel.core.participation import Everyone
 from fedbilevel.engines import wire
 from fedbilevel.engines.call_shapes import call_shapes
@@ -27,9 +29,11 @@ from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.failure import Failure
 from fedbilevel.engines.loopback import Loopback
 from fedbilevel.engines.table_exchange import RemoteTables, answered
+from fedbilevel.errors import Withheld
 from fedbilevel.federation.site_data import SiteData
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.data.preprocessing import fitted
@@ -194,7 +198,10 @@ WRONG = {
     "too few cells": (CSV.replace("4,3,", "4,"), r"0.csv:4: 4 cells, but the header has 5 columns"),
     "no label": (CSV.replace("red,1,", "red,,"), r"0.csv:4: column 'label' has no value: .*"),
     "the word nan as label": (CSV.replace("red,1,", "red,NaN,"), r"0.csv:4: column 'label' has no value: .*"),
-    "another role": (CSV.replace("red,1,train", "red,1,test"), r"0.csv:4: column 'role' must be 'train' or 'validation'"),
+    "another role": (
+        CSV.replace("red,1,train", "red,1,test"),
+        r"0.csv:4: column 'role' must be 'train' or 'validation', no or yes",
+    ),
     "nothing to validate": (CSV.replace("validation", "train"), r"0.csv has no rows for 'validation': .*"),
     "one label": (CSV.replace(",0,", ",1,"), r"the label 'label' is the same in every row of every site, .*"),
     "nothing there": (
@@ -385,7 +392,7 @@ class Wire:
         replies, failures = {}, {}
         for m, request in requests.items():
             try:
-                replies[m] = answered(self.sites[m], request)
+                replies[m] = answered(self.sites[m], len(self.sites), request)
             except fb.InputError as error:
                 failures[m] = Failure.of(error)
         if self.wrong is not None:
@@ -448,17 +455,32 @@ def test_a_site_takes_only_a_fit_for_its_own_columns_and_rows(example, tmp_path)
         parted(b"\x09" + bytes(7) + b"abcd")
 
 
-def test_no_cell_crosses_in_an_error_or_an_answer_about_numbers(caplog):
+def test_no_cell_crosses_in_an_error_or_an_answer_about_numbers():
     table = made(np.random.default_rng(0), 10, missing=0) | {"colour": ["secret", *["red"] * 9]}
     sites = remote([table])
     question = wire.encode(Totals({"colour": ["red"]}, 1))
-    with pytest.raises(fb.InputError, match=r"^this site cannot answer about its table; its log says why$"):
-        answered(sites[0], question)
-    assert "'secret' is not one of its categories" in caplog.text
+    with pytest.raises(Withheld, match=r"^this site cannot answer about its table; its log says why$") as raised:
+        answered(sites[0], 1, question)
+    assert "'secret' is not one of its categories" in raised.value.reason
     transport = Wire(sites)
     fitted(COLUMNS, RemoteTables(transport, COLUMNS, 1))
     names, totals, deviations = (wire.decode(answer) for answer in transport.sent)
     assert names == [["red", "secret"]] and totals.shape == (10,) and deviations.shape == (6,)
+
+
+def test_what_a_server_asks_for_is_bounded(example, tmp_path):
+    names, folder = example
+    settings, own = names["cleaning"](), SiteData(tmp_path / "site.toml", "cleaning", "table", path=str(folder / "1.csv"))
+    fit = settings.build(str(folder)).preprocessing
+    many, other = [*map(str, range(101)), *fit.categories["symmetry"]], ["low", "medium", "high", "none"]
+    for change, line in (
+        (dict(categories={**fit.categories, "symmetry": many}), "has 104 categories, more than"),
+        (dict(categories={**fit.categories, "texture": other}), "its parts do not fit together"),
+        (dict(validating=[n * 10**5 for n in fit.validating]), "rows: about .* GB of memory are needed"),
+    ):
+        wrong = dataclasses.replace(fit, **change).encoded().decode()
+        with memory_ceiling(1e8), pytest.raises(fb.InputError, match=line):
+            own.load(settings, 1, fit=wrong)
 
 
 @pytest.mark.parametrize(
@@ -475,3 +497,50 @@ def test_sums_of_another_form_are_refused(wrong):
     sites = remote([made(np.random.default_rng(m), 9) for m in range(2)])
     with pytest.raises(fb.InputError, match="client 1 answers with"):
         RemoteTables(Wire(sites, wrong), COLUMNS, 2).total(Deviations(np.zeros(3)))
+
+
+@pytest.mark.parametrize("place", range(12))
+@pytest.mark.parametrize("by", [-20, -0.5, 0.5, 1e9])
+def test_counts_that_no_table_has_are_refused(place, by):
+    """By place: rows and training rows of both sites, numbers that are there, their sums, counts of both categories."""
+    sites = remote([made(np.random.default_rng(m), 12, missing=0) | {"colour": ["red", "blue"] * 6} for m in range(2)])
+    question = Totals({"colour": ["blue", "red"]}, 2)
+    honest = sites[1].answer(question)
+    assert honest[:4].tolist() == [0, 12, 0, 6] and honest[10:].tolist() == [6, 6]
+    wrong = honest + by * np.eye(12)[place]
+    table = RemoteTables(Wire(sites, wrong), COLUMNS, 2)
+    if 7 <= place < 10:
+        np.testing.assert_array_equal(table.total(question), sites[0].answer(question) + wrong)
+    else:
+        with pytest.raises(fb.InputError, match="client 1 answers with numbers of rows that no table has"):
+            table.total(question)
+
+
+TASK = """
+import jax.numpy as jnp
+import fedbilevel as fb
+
+@fb.task(headline="error", columns=fb.Columns("label", ["size"], split="role"))
+def mine(data: fb.Tables) -> fb.Task:
+    def f(x, y, rows):
+        return jnp.mean((rows["features"] @ y - rows["label"]) ** 2)
+
+    def g(x, y, rows):
+        return f(x, y, rows) + jnp.exp(x) * (y @ y)
+
+    start = jnp.zeros(()), jnp.zeros(1)
+    return fb.Task.of(f, g, *start, lower=data.lower, upper=data.upper, row_metrics={"error": f})
+"""
+
+
+def test_a_task_on_tables_in_memory_is_not_recorded_as_one_that_a_folder_describes(run, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    rng = np.random.default_rng(0)
+    with imported(tmp_path / "mine.py") as module:
+        task = module.mine().build(fb.tables([made(rng, 9), made(rng, 6)], module.mine.columns))
+        solution = fb.solve(task, algorithm="simfbo", rounds=4, out="here")
+        (tmp_path / "here/result.json").unlink()  # as if it had been stopped
+        assert run("resume", "here")[2].count("its task was made in Python, and no file describes it") == 1
+        assert RunFolder(tmp_path / "here").headline == "error"
+        swept = fb.sweep(task, "simfbo", {"eta_x": [fb.SimFBO().eta_x]}, rounds=4, seeds=1)
+        assert swept.cells[0].mean("error") == pytest.approx(solution.history[-1]["error"], rel=1e-6)

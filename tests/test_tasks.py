@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from federations import SHARED_X
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
@@ -221,7 +222,7 @@ def colours(folder):
     ("name", "model"),
     [
         ("hyper-representation", "mlp"),
-        ("data-cleaning", "cnn"),
+        pytest.param("data-cleaning", "cnn", marks=pytest.mark.slow),
         pytest.param("hyper-representation", "cnn", marks=pytest.mark.slow),
         pytest.param("data-cleaning", "mlp", marks=pytest.mark.slow),
     ],
@@ -454,6 +455,7 @@ def test_few_shot_on_mini_imagenet_holds_training_classes_and_tests_on_validatio
         TASKS["few-shot-mini-imagenet"].configure("few-shot-mini-imagenet", dict(train_groups=70)).build()
 
 
+@pytest.mark.slow
 def test_few_shot_derivatives_are_the_same_with_one_task_at_once(monkeypatch):
     task = FewShot(tasks=3, filters=4, clients=1).build()
     whole, v = task.population.whole(0), jnp.ones_like(task.y)
@@ -463,6 +465,7 @@ def test_few_shot_derivatives_are_the_same_with_one_task_at_once(monkeypatch):
     np.testing.assert_allclose(jax.jit(lambda: alone.gxy(task.x, task.y + 0.1, whole, v))(), together, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_few_shot_at_the_papers_size_fits_into_memory(monkeypatch):
     """What compiled derivatives of one client take: gigabytes without care for memory."""
     for name, side, least in (("few-shot-omniglot", 28, 14), ("few-shot-mini-imagenet", 84, 1)):
@@ -537,11 +540,10 @@ def test_images_stay_bytes_until_they_are_used(name):
 
 def matching():
     """Every algorithm with every task of its kind; some of each in the quick tests."""
-    quick = {("hyper-representation", "simfbo"), ("loss-tuning", "fedbio"), ("few-shot", "fedbio-local")}
-    quick |= {("regularisation", "fednest"), ("data-cleaning", "mefbo")}
+    quick = {("hyper-representation", "simfbo"), ("loss-tuning", "fedbio"), ("regularisation", "fednest")}
     for task in SMALL:
-        for name, entry in ALGORITHMS.items():
-            if (entry.load().lower_level == "local") == (task == "few-shot"):
+        for name in SHARED_X:
+            if (ALGORITHMS[name].load().lower_level == "local") == (task == "few-shot"):
                 yield pytest.param(task, name, marks=() if (task, name) in quick else pytest.mark.slow)
 
 

@@ -65,7 +65,7 @@ def test_a_module_is_solved_resumed_swept_and_shown(layers, place):
         whole = fb.solve(task, algorithm=STEPS, rounds=40)
         with pytest.raises(KeyboardInterrupt):
             fb.solve(task, algorithm=STEPS, rounds=40, out=place / "run", observe=stopping_at(8))
-        swept = fb.sweep(task, STEPS, {"gamma_x": [1, 2]}, seeds=1, rounds=40, every=10, out=place / "sweep")
+        swept = fb.sweep(task, STEPS, {"gamma_x": [1, 2]}, seeds=1, by="upper_loss", rounds=40, every=10, out=place / "sweep")
     resumed = fb.resume(place / "run")
     assert without_time(resumed.history) == without_time(whole.history)
     jax.tree.map(np.testing.assert_array_equal, resumed.y, dict(whole.y))

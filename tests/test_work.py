@@ -58,7 +58,7 @@ Honest.gy = lower_gradient
         pytest.param("fedbioacc", dict(local_steps=2), Dropouts(Everyone(), 0.4), marks=pytest.mark.slow),
         pytest.param("fedmbo", dict(neumann_terms=4, lower_rounds=2), Uniform(2), marks=pytest.mark.slow),
         ("simfbo", dict(spread=2), Everyone()),
-        ("mefbo", dict(local_steps=2), Bernoulli(0.5)),
+        pytest.param("mefbo", dict(local_steps=2), Bernoulli(0.5), marks=pytest.mark.slow),
         ("fedpace", dict(minibatches=2), Uniform(2)),
         pytest.param("fbo-aggitd", dict(lower_rounds=3), Uniform(2), marks=pytest.mark.slow),
         pytest.param("commfedbio", dict(lower_rounds=2, system_rounds=2), Uniform(2), marks=pytest.mark.slow),

@@ -33,11 +33,20 @@ BUNDLED = {
     "krum": _robust("Krum", "the answer whose neighbours are nearest", BLANCHARD),
     "multi-krum": _robust("MultiKrum", "the mean of the answers whose neighbours are nearest", BLANCHARD),
     "centred-clipping": _robust("CentredClipping", "the mean of clipped differences", "Karimireddy et al., ICML 2021"),
+    "buffered": Entry(
+        "fedbilevel.aggregations.buffered",
+        "Buffered",
+        "the mean of the first answers, and of late ones by age",
+        "Nguyen et al., AISTATS 2022",
+    ),
     "secure-sum": Entry(
         "fedbilevel.aggregations.secure",
         "SecureSum",
         "the mean, from a sum whose terms stay hidden",
         "Bonawitz et al., CCS 2017",
+    ),
+    "private-mean": Entry(
+        "fedbilevel.aggregations.private", "PrivateMean", "the mean of clipped changes, with noise", "McMahan et al., ICLR 2018"
     ),
     "quantized": _compressed("Quantized", "the mean of changes in 8 or 4 bits, with error feedback", "Seide et al., 2014"),
     "top-k": _compressed("TopK", "the mean of changes' largest entries, with error feedback", STICH),

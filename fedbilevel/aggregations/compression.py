@@ -76,7 +76,7 @@ class Quantized(Compressed):
     """Whole numbers of a few bits, with a scale for each block."""
 
     bits: str = choice("8", "bits of a number: 8 or 4", ("8", "4"))
-    block: int = count(64, "numbers that share a scale", least=2)
+    block: int = count(64, "numbers that share a scale", least=2, bits=16)
     down: str = choice("none", "bits of a number that the server sends: 8, 4, or none to send it as it is", ("none", "8", "4"))
 
     def shrinks(self, value: Any) -> bool:

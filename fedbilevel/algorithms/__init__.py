@@ -24,6 +24,7 @@ def _entry(module: str, cls: str, summary: str, paper: str, defaults: Mapping[st
 BUNDLED = {
     "fedpace": _entry("fedpace", "FedPace", "measures its step sizes: needs no tuning", "ours"),
     "fedpace-local": _entry("fedpace_local", "FedPaceLocal", "FedPace for a lower level per client: needs no tuning", "ours"),
+    "fedpace-own": _entry("fedpace_own", "FedPaceOwn", "FedPace for an x per client, which it keeps: needs no tuning", "ours"),
     "fedbioacc": _entry("fedbioacc", "FedBiOAcc", "local steps on x, y and u with STORM momenta", LI),
     "fedbio": _entry("fedbio", "FedBiO", "local steps on x, y and u, averaged", LI),
     "fedbioacc-local": _entry("fedbioacc_local", "FedBiOAccLocal", "FedBiO-Local with STORM momenta", LI),
@@ -74,4 +75,4 @@ BUNDLED = {
 }
 
 ALGORITHMS = Registry("algorithm", BUNDLED)
-DEFAULTS = {"global": "fedpace", "local": "fedpace-local"}  # kind of lower level -> for those who name no algorithm
+DEFAULTS = {"global": "fedpace", "local": "fedpace-local", "own x": "fedpace-own"}  # kind of task -> where none is named

@@ -28,11 +28,14 @@ class Algorithm(abc.ABC):
     """A method for federated bilevel problems: fields are hyperparameters, `at_client` methods run at clients."""
 
     lower_level: ClassVar[LowerLevel] = "global"  # whose problem y solves: all clients', or each its own
+    own_x: ClassVar[bool] = False  # whether each client has an x of its own, which it keeps
+    private: ClassVar[tuple[type, ...]] = ()  # what clients keep to themselves: no message may hold values of these types
     rounds_to_start: ClassVar[int] = 0  # communication rounds of `init`
     constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
     needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
     reports: ClassVar[Mapping[str, str]] = MappingProxyType({})  # what its steps report, with the meaning in words
     gathers: ClassVar[bool | Mapping[str, str]] = False  # whether its server needs single answers, or with which settings
+    late_answers: ClassVar[bool] = False  # whether an answer still counts in a later exchange, as a change or a direction
     pooled: bool = False  # whether one client holds all rows; a hyperparameter of methods that have both forms
 
     def __post_init__(self) -> None:

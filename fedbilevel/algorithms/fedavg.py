@@ -28,6 +28,7 @@ class FedAvg(Algorithm):
 
     needs_strong_convexity: ClassVar[bool] = False
     reports: ClassVar[Mapping[str, str]] = {**DRIFT}
+    late_answers: ClassVar[bool] = True
 
     gamma: float = step_size(0.1, "γ, step on y")
     local_steps: int = count(5, "I, local steps between two averagings")

@@ -22,7 +22,7 @@ from jax import Array
 from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
-from fedbilevel.settings import count, flag, step_size
+from fedbilevel.settings import count, flag, real, step_size
 
 
 @algorithm
@@ -30,11 +30,12 @@ class FedBiO(Algorithm):
     """Local steps on x, y and u, averaged every I steps."""
 
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM, **U_NORM}
+    late_answers: ClassVar[bool] = True
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.5, "γ, step on y")
     tau: float = step_size(0.5, "τ, step on u")
-    radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    radius: float = real(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away", above=0)
     local_steps: int = count(5, "I, local steps between two averagings", source="the paper's data cleaning")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 

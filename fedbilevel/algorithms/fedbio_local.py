@@ -41,6 +41,7 @@ class FedBiOLocal(Algorithm):
 
     lower_level: ClassVar[LowerLevel] = "local"
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
+    late_answers: ClassVar[bool] = True
 
     eta: float = step_size(0.02, "η, step on x")
     gamma: float = step_size(0.4, "γ, step on y", source="the paper's Omniglot experiment")

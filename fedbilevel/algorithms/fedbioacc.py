@@ -30,7 +30,7 @@ from fedbilevel.algorithms.base import DRIFT, HYPERGRADIENT_NORM, U_NORM, algori
 from fedbilevel.algorithms.storm import WithMomenta, storm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Point
-from fedbilevel.settings import count, flag, step_size
+from fedbilevel.settings import count, flag, real, step_size
 
 
 class State(NamedTuple):
@@ -51,16 +51,17 @@ class FedBiOAcc(WithMomenta):
 
     rounds_to_start: ClassVar[int] = 1
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM, **U_NORM}
+    late_answers: ClassVar[bool] = True
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
     tau: float = step_size(1.0, "τ, step on u, times α_t")
-    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
-    offset: float = step_size(8.0, "u₀, in α_t")
-    c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
-    c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
-    c_u: float = step_size(1.0, "c_u, forgetting of u's momentum")
-    radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    delta: float = real(0.5, "δ, in α_t = δ / (u₀ + t)^⅓", above=0)
+    offset: float = real(8.0, "u₀, in α_t", above=0)
+    c_nu: float = real(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept", above=0)
+    c_omega: float = real(1.0, "c_ω, forgetting of y's momentum", above=0)
+    c_u: float = real(1.0, "c_u, forgetting of u's momentum", above=0)
+    radius: float = real(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away", above=0)
     local_steps: int = count(5, "I, local steps between two averagings", source="the paper's data cleaning")
     share_batch: bool = flag(False, "one minibatch for all derivatives of a local step")
 

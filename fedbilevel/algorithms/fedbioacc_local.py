@@ -28,7 +28,7 @@ from fedbilevel.algorithms.estimators import local_direction
 from fedbilevel.algorithms.storm import WithMomenta, storm
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.problem import LowerLevel, Pair
-from fedbilevel.settings import count, step_size
+from fedbilevel.settings import count, real, step_size
 
 
 class State(NamedTuple):
@@ -54,13 +54,14 @@ class FedBiOAccLocal(WithMomenta):
     lower_level: ClassVar[LowerLevel] = "local"
     rounds_to_start: ClassVar[int] = 1
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
+    late_answers: ClassVar[bool] = True
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
-    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
-    offset: float = step_size(8.0, "u₀, in α_t")
-    c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
-    c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
+    delta: float = real(0.5, "δ, in α_t = δ / (u₀ + t)^⅓", above=0)
+    offset: float = real(8.0, "u₀, in α_t", above=0)
+    c_nu: float = real(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept", above=0)
+    c_omega: float = real(1.0, "c_ω, forgetting of y's momentum", above=0)
     tau: float = step_size(0.5, "τ, step of the Neumann series", source="the paper's Omniglot experiment")
     neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
     local_steps: int = count(5, "I, local steps between two averagings")

@@ -38,7 +38,7 @@ from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.core.clients import Client, Clients, at_client
 from fedbilevel.core.participation import Bernoulli, Dropouts, Participation
 from fedbilevel.core.problem import Pair
-from fedbilevel.settings import choice, count, flag, step_size
+from fedbilevel.settings import choice, count, flag, real
 
 
 @algorithm
@@ -52,7 +52,9 @@ class FedMBO(DoubleLoop, BiasedBySampling):
     estimator: str = choice(
         "phe", "n chains (phe), or one that all share (ihgp)", ("phe", "ihgp"), source="the paper's Algorithm 2"
     )
-    smoothness: float = step_size(1.0, "ℓ ≥ max M w_m L_m, L_m the smoothness of g_m in y; 1/ℓ is the Neumann series' step")
+    smoothness: float = real(
+        1.0, "ℓ ≥ max M w_m L_m, L_m the smoothness of g_m in y; 1/ℓ is the Neumann series' step", above=0, decades=4
+    )
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     local_upper: bool = flag(False, "move x in τ corrected local steps, which take one more round")
 

@@ -48,6 +48,7 @@ class FedMSA(Algorithm):
 
     rounds_to_start: ClassVar[int] = 1
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM, **U_NORM}
+    late_answers: ClassVar[bool] = True
 
     alpha: float = step_size(0.02, "α, step on x", source="ours: with the authors' 0.05, x outruns y on quadratics")
     beta: float = step_size(0.1, "β, step on y and u", source="the authors' code, loss tuning")

@@ -34,6 +34,7 @@ which nobody takes part changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -41,12 +42,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
-from fedbilevel.algorithms.pace import FADE, Pace, average, averaged, if_any
+from fedbilevel.algorithms.pace import FADE, Heading, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, squared, unit
-from fedbilevel.core.problem import Batch, Point, Problem
-from fedbilevel.core.sets import EVERYWHERE
-from fedbilevel.settings import count, real, step_size
+from fedbilevel.core.problem import Batch, Point, Problem, Tree
+from fedbilevel.core.sets import EVERYWHERE, ConvexSet
+from fedbilevel.settings import count, real
 
 CONVEX = 1e-4  # of the largest curvature: negative curvature below that is rounding
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
@@ -94,7 +95,7 @@ class State(NamedTuple):
     y: Array
     z: Point
     m: Point
-    t: Array
+    t: Array  # rounds so far
     convex: Array
     delta_0: Array
     delta: Array
@@ -104,10 +105,15 @@ class State(NamedTuple):
     averages: Averages
     pace: Pace
 
+    @property
+    def secant(self) -> Array:
+        """Whether secants take the place of derivatives."""
+        return self.delta > SHORTEST * self.delta_0
 
-@algorithm
-class FedPace(Algorithm):
-    """Steps from measured curvatures on x, y and u at the server, one aggregation per step; needs no tuning."""
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(Algorithm):
+    """FedPace's hyperparameters, what clients compute, and the server's rules, which see x only through a `Heading`."""
 
     constrained: ClassVar[bool] = True
     needs_strong_convexity: ClassVar[bool] = False
@@ -124,9 +130,9 @@ class FedPace(Algorithm):
 
     minibatches: int = count(5, "τ, a client's minibatches in a round", source="ours")
     beta: float = real(0.9, "β, of the momenta", least=0, below=1, source="ours")
-    c: float = step_size(10.0, "c, y's and u's step in units of 1 / L", source="ours: a quarter of what β = 0.9 allows")
-    c_x: float = step_size(4.0, "c_x, x's step in units of its own 1 / L", source="ours")
-    phi: float = step_size(0.02, "φ, the most that x may change the lower level's gradient in a round", source="ours")
+    c: float = real(10.0, "c, y's and u's step in units of 1 / L", source="ours: a quarter of what β = 0.9 allows", above=0)
+    c_x: float = real(4.0, "c_x, x's step in units of its own 1 / L", source="ours", above=0)
+    phi: float = real(0.02, "φ, the most that x may change the lower level's gradient in a round", source="ours", above=0)
 
     def direction(self, problem: Problem, z: Point, batch: Batch, delta: Array, secant: Array) -> tuple[Point, Array, Array]:
         """D, ∇_x f and ∇_y f."""
@@ -175,14 +181,12 @@ class FedPace(Algorithm):
         lengths = problem.gyy(z.x, z.y, batch, v), v, turned.x, turned.y, own.y, fy, fx, d.x - fx
         return d, Measured(*map(squared, lengths)), loss
 
-    def init(self, x: Array, y: Array, clients: Clients) -> State:
-        X, Y = clients.sets
-        z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
-        look = clients.draw().mean(self.first_look, z.x, z.y)
+    def first(self, z: Point, look: Look, Y: ConvexSet) -> State:
+        """The server's first state."""
         convex = (look.least > -CONVEX * look.largest) & (Y == EVERYWHERE)
         balance = jnp.where(look.bends > 0, ratio(jnp.ones_like(look.bends), look.bends), jnp.sqrt(ratio(look.gy, look.fy)))
         delta_0 = jnp.sqrt(jnp.minimum(look.rows, 1)) * balance
-        zero = jnp.zeros((), x.dtype)
+        zero = jnp.zeros((), z.y.dtype)
         return State(
             x=z.x,
             y=z.y,
@@ -196,44 +200,43 @@ class FedPace(Algorithm):
             x_curvature=zero,
             total=zero,
             averages=Averages(*[zero] * len(Averages._fields)),
-            pace=Pace.first(z.x),
+            pace=Pace.first(z.x, zero),
         )
 
-    def step(self, state: State, clients: Clients, key: Array) -> State:
-        z = state.z
-        t = state.t.astype(z.x.dtype)
-        secant = state.delta > SHORTEST * state.delta_0
-        cohort = clients.draw()
-        nothing = jax.tree.map(jnp.zeros_like, (z, Measured(*[state.total] * len(Measured._fields))))
-        d, seen, loss = cohort.mean(self.answer, z, state.delta, secant, around=(*nothing, state.pace.last_loss))
-        m = average(self.beta, state.m, d)
-        along = jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1)), m)
+    def along(self, t: Array, m: Tree) -> Tree:
+        """The average direction to move along, from the momentum after round t = 0, 1, ..."""
+        return jax.tree.map(lambda m: m / (1 - self.beta ** (t + 1)), m)
+
+    def after(
+        self, state: State, m: Point, d: Point, seen: Measured, loss: Array, heading: Heading, clients: Clients
+    ) -> tuple[State, Array, Array]:
+        """The server's state after a round in all but x, x's step, and whether x is the best so far."""
+        z, t = state.z, state.t.astype(state.y.dtype)
+        along = self.along(t, m)
         seen_now = Averages(
             follow=jnp.sqrt(ratio(seen.turned_y, seen.dy + state.delta_0**2 * seen.fy)),
             share=ratio(seen.through_y, seen.through_y + seen.fx),
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
         )
         averages = averaged(t, self.beta, state.averages, seen_now)
-        pace = state.pace.after(t, self.beta, z.x, d.x, along.x, loss)
+        pace, better = state.pace.after(t, self.beta, heading, loss)
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
         x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))
-        total = state.total + squared(d.x)
-        length = jnp.sqrt(jnp.maximum(jnp.maximum(squared(d.x), pace.averages.dx), total / (t + 1)))
+        total = state.total + heading.dx
+        length = jnp.sqrt(jnp.maximum(jnp.maximum(heading.dx, pace.averages.dx), total / (t + 1)))
         unfollowed = averages.share**4 * averages.follow * length
         step_y = ratio(self.c * jnp.minimum(1, (t + 1) / Y_START), curvature)
         step_x = ratio(state.pace.p * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
 
-        X, Y = clients.sets
-        x, y, u = z.x - step_x * along.x, Y.project(z.y - step_y * along.y), z.u - step_y * along.u
-        u = jnp.where(secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
-        after = Point(X.project(x), y, u)
+        Y = clients.sets.y
+        y, u = Y.project(z.y - step_y * along.y), z.u - step_y * along.u
+        u = jnp.where(state.secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
 
         quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
         shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
-        weight = (NINTH + 1) / (t + 1 + NINTH)
         clients.report(
-            hypergradient_norm=jnp.linalg.norm(along.x),
+            hypergradient_norm=jnp.sqrt(heading.along),
             u_norm=jnp.linalg.norm(u),
             step_x=step_x,
             step_y=step_y,
@@ -242,9 +245,8 @@ class FedPace(Algorithm):
             lag=jnp.sqrt(ratio(squared(along.y), squared(along.y) + averages.noise)),
         )
         new = state._replace(
-            x=state.x + weight * (after.x - state.x),
-            y=state.y + weight * (after.y - state.y),
-            z=after,
+            y=reported(t, state.y, y),
+            z=Point(z.x, y, u),
             m=m,
             t=state.t + 1,
             delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),
@@ -254,7 +256,39 @@ class FedPace(Algorithm):
             averages=averages,
             pace=pace,
         )
-        return if_any(cohort.active, new, state)
+        return new, step_x, better
 
     def rounds(self, key: Array, size: int) -> int:
         return 1
+
+
+def reported(t: Array, old: Array, new: Array) -> Array:
+    """The average over the last ninth of the rounds, after round t = 0, 1, ..."""
+    return old + (NINTH + 1) / (t + 1 + NINTH) * (new - old)
+
+
+@algorithm
+class FedPace(Paced):
+    """Steps from measured curvatures on x, y and u at the server, one aggregation per step; needs no tuning."""
+
+    def init(self, x: Array, y: Array, clients: Clients) -> State:
+        X, Y = clients.sets
+        z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
+        return self.first(z, clients.draw().mean(self.first_look, z.x, z.y), Y)
+
+    def step(self, state: State, clients: Clients, key: Array) -> State:
+        z, t = state.z, state.t.astype(state.y.dtype)
+        cohort = clients.draw()
+        nothing = jax.tree.map(jnp.zeros_like, (z, Measured(*[state.total] * len(Measured._fields))))
+        d, seen, loss = cohort.mean(self.answer, z, state.delta, state.secant, around=(*nothing, state.pace.last_loss))
+        m = average(self.beta, state.m, d)
+        along = self.along(t, m.x)
+        heading = Heading.of(d.x, along, z.x, state.pace.best_x)
+        new, step_x, better = self.after(state, m, d, seen, loss, heading, clients)
+        x = clients.sets.x.project(z.x - step_x * along)
+        new = new._replace(
+            x=reported(t, state.x, x),
+            z=new.z._replace(x=x),
+            pace=new.pace._replace(best_x=jnp.where(better, z.x, state.pace.best_x)),
+        )
+        return if_any(cohort.active, new, state)

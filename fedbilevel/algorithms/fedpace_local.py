@@ -34,11 +34,11 @@ from jax import Array
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, Algorithm, algorithm
 from fedbilevel.algorithms.estimators import conjugate_gradients
-from fedbilevel.algorithms.pace import FADE, Pace, average, if_any
+from fedbilevel.algorithms.pace import FADE, Heading, Pace, average, if_any
 from fedbilevel.core.clients import Client, Clients, PerClient, at_client, iterate
 from fedbilevel.core.curvature import ratio, squared, unit
 from fedbilevel.core.problem import Batch, LowerLevel, Problem
-from fedbilevel.settings import count, real, step_size
+from fedbilevel.settings import count, real
 
 START = 10  # rounds until x's step has its full length
 APART = 20  # rounds that disagree until it has half of that
@@ -79,7 +79,7 @@ class FedPaceLocal(Algorithm):
     newton_steps: int = count(2, "N, steps of Newton's method in a round", source="ours")
     products: int = count(20, "K, products with ∇²_yy g for one with its inverse", source="ours")
     beta: float = real(0.9, "β, of x's momentum", least=0, below=1, source="ours")
-    c: float = step_size(4.0, "c, x's step in units of 1 / L", source="ours: a tenth of what β = 0.9 allows")
+    c: float = real(4.0, "c, x's step in units of 1 / L", source="ours: a tenth of what β = 0.9 allows", above=0)
 
     @at_client
     def first_y(self, client: Client, y: Array) -> Array:
@@ -142,7 +142,7 @@ class FedPaceLocal(Algorithm):
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         zero = jnp.zeros((), x.dtype)
         own = clients.everyone().map(self.first_y, y)
-        return State(x, jnp.zeros_like(x), jnp.int32(0), zero, zero, Pace.first(x), own)
+        return State(x, jnp.zeros_like(x), jnp.int32(0), zero, zero, Pace.first(x, zero), own)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         x, m, count, curvature, apart, pace, y = state
@@ -157,8 +157,10 @@ class FedPaceLocal(Algorithm):
         curvature = jnp.maximum(FADE * curvature, jnp.sqrt(seen.turned))
         step = ratio(pace.p * self.c * jnp.minimum(1, (t + 1) / START), curvature) / (1 + apart / APART)
         clients.report(hypergradient_norm=jnp.linalg.norm(along), step_x=step, pace=pace.p)
-        pace = pace.after(t, self.beta, x, seen.d, along, seen.loss)
-        new = x - step * along, m, count + 1, curvature, apart + ~pace.averages.agree(along), pace
+        heading = Heading.of(seen.d, along, x, pace.best_x)
+        pace, better = pace.after(t, self.beta, heading, seen.loss)
+        pace = pace._replace(best_x=jnp.where(better, x, pace.best_x))
+        new = x - step * along, m, count + 1, curvature, apart + ~pace.averages.agree(heading.along), pace
         return State._make((*if_any(S.active, new, state[:-1]), S.put(y, result[0])))
 
     def rounds(self, key: Array, size: int) -> int:

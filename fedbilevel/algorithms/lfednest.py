@@ -28,7 +28,7 @@ from fedbilevel.algorithms.double_loop import LOWER_ROUNDS, DoubleLoop
 from fedbilevel.algorithms.estimators import neumann_hypergradient
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Pair
-from fedbilevel.settings import choice, count, flag, step_size
+from fedbilevel.settings import choice, count, flag, real
 
 
 @algorithm
@@ -36,9 +36,10 @@ class LFedNest(DoubleLoop):
     """Lower rounds, then local steps along each client's own Neumann hypergradient."""
 
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
+    late_answers: ClassVar[bool] = True
 
     lower_solver: str = choice("fedsvrg", "how y approaches y*(x)", LOWER_ROUNDS)
-    smoothness: float = step_size(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series")
+    smoothness: float = real(1.0, "ℓ, smoothness of g in y; its inverse is the step of the Neumann series", above=0, decades=4)
     neumann_terms: int = count(20, "N, terms of the Neumann series")
     pooled: bool = flag(False, "one client holds all rows: StocBiO")
 

@@ -52,19 +52,20 @@ class LocalBSGVR(WithMomenta):
 
     rounds_to_start: ClassVar[int] = 1
     reports: ClassVar[Mapping[str, str]] = {**DRIFT, **HYPERGRADIENT_NORM}
+    late_answers: ClassVar[bool] = True
 
     eta: float = step_size(0.1, "η, step on x, times α_t")
     gamma: float = step_size(1.0, "γ, step on y, times α_t")
-    delta: float = step_size(0.5, "δ, in α_t = δ / (u₀ + t)^⅓")
-    offset: float = step_size(8.0, "u₀, in α_t")
-    c_nu: float = step_size(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept")
-    c_omega: float = step_size(1.0, "c_ω, forgetting of y's momentum")
+    delta: float = real(0.5, "δ, in α_t = δ / (u₀ + t)^⅓", above=0)
+    offset: float = real(8.0, "u₀, in α_t", above=0)
+    c_nu: float = real(1.0, "c_ν, forgetting of x's momentum: 1 - c_ν α_t² is kept", above=0)
+    c_omega: float = real(1.0, "c_ω, forgetting of y's momentum", above=0)
     tau: float = step_size(0.5, "τ, step of the Neumann series")
     neumann_order: int = count(10, "Q, order of the Neumann series, of Q + 1 terms", least=0)
     local_steps: int = count(5, "I, local steps between two averagings")
     adaptive: bool = flag(False, "scale the steps by the momenta's size: AdaFBiO")
     memory: float = real(0.9, "k, memory of the scaling, if adaptive", least=0, most=1)
-    floor: float = step_size(0.1, "ρ, added to the scaling, if adaptive")
+    floor: float = real(0.1, "ρ, added to the scaling, if adaptive", above=0)
     pooled: bool = flag(False, "one client holds all rows: MRBO")
 
     def direction(self, client: Client, z: Pair, k: Any, times: int = 1) -> Pair:

@@ -69,16 +69,17 @@ class MeFBO(Scheduled):
     constrained: ClassVar[bool] = True
     needs_strong_convexity: ClassVar[bool] = False
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM}
+    late_answers: ClassVar[bool] = True
 
-    eta_x: float = step_size(0.5, "η_x, local step on x")
-    eta_y: float = step_size(0.3, "η_y, local step on y")
-    eta_theta: float = step_size(0.3, "η_θ, local step on θ")
+    eta_x: float = step_size(0.5, "η_x, local step on x", tied_to="lambda_x")
+    eta_y: float = step_size(0.3, "η_y, local step on y", tied_to="lambda_y")
+    eta_theta: float = step_size(0.3, "η_θ, local step on θ", tied_to="lambda_theta")
     lambda_x: float = step_size(0.5, "λ_x, server step on x")
     lambda_y: float = step_size(0.3, "λ_y, server step on y")
     lambda_theta: float = step_size(0.3, "λ_θ, server step on θ")
-    penalty: float = step_size(30.0, "c, in the penalty parameter c_t = c (t + 1)^p")
+    penalty: float = real(30.0, "c, in the penalty parameter c_t = c (t + 1)^p", above=0, decades=2)
     growth: float = real(0.1, "p, in c_t", least=0, most=0.25, source="the paper's loss tuning; its theorem: p < 1/4")
-    proximal: float = step_size(0.5, "γ, of the Moreau envelope")
+    proximal: float = real(0.5, "γ, of the Moreau envelope", above=0, decades=2)
     schedule: str = choice("fixed", "steps as given, or decreasing as in Theorem C.1", ("fixed", "decreasing"))
     decay: float = real(
         0.6, "q, if decreasing: λ falls as (t + 1)^-q and η as (t + 1)^-¼; p < (1 - q)/2", above=0.5, most=1, source="ours"

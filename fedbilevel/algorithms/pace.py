@@ -1,4 +1,4 @@
-"""The pace of x: what FedPace and FedPace-Local multiply x's step with, so that nobody has to.
+"""The pace of x: what FedPace and its two variants multiply x's step with, so that nobody has to.
 
 The pace p is 1 to begin with. It grows by 2 % in a round, up to 10, while rounds agree on x's direction, and sinks back to 1
 while they do not. It is halved when f has risen above its least by more than it changes from round to round, and x's direction
@@ -7,7 +7,7 @@ points back to where f was least.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,21 @@ class Averages(NamedTuple):
     jump: Array  # of f from round to round, squared
 
     def agree(self, along: Array) -> Array:
-        """Whether rounds agree on x's direction: the average of their directions is at least √½ as long as they are."""
-        return 2 * squared(along) > self.dx
+        """Whether rounds agree on x's direction: its average, of that squared length, is at least √½ as long as they are."""
+        return 2 * along > self.dx
+
+
+class Heading(NamedTuple):
+    """What the pace depends on of x and its direction, wherever these are."""
+
+    dx: Array  # |D_x|²
+    along: Array  # |a|², where a is the average direction that x moves along
+    ahead: Array  # ⟨a, x - best x⟩: positive if a points back to where f was least
+
+    @classmethod
+    def of(cls, d: Array, along: Array, x: Array, best_x: Array) -> Heading:
+        """That of these vectors."""
+        return cls(squared(d), squared(along), jnp.vdot(along, x - best_x))
 
 
 class Pace(NamedTuple):
@@ -40,26 +53,29 @@ class Pace(NamedTuple):
     averages: Averages
     last_loss: Array
     least: Array  # loss since the pace was last halved
-    best_x: Array  # where that was
+    best_x: Any  # where that was; None if only the clients know
     since: Array  # rounds
 
     @classmethod
-    def first(cls, x: Array) -> Pace:
+    def first(cls, x: Any, zero: Array) -> Pace:
         """The pace of the first round."""
-        zero = jnp.zeros((), x.dtype)
         return cls(zero + 1, Averages(zero, zero, zero), zero, zero, x, jnp.int32(0))
 
-    def after(self, t: Array, beta: float, x: Array, d: Array, along: Array, loss: Array) -> Pace:
-        """The pace after round t = 0, 1, ... at x, which has found the direction d and the loss, and moves x along `along`."""
+    def after(self, t: Array, beta: float, heading: Heading, loss: Array) -> tuple[Pace, Array]:
+        """The pace after round t = 0, 1, ..., which has found this heading and loss, and whether the loss is the least so far.
+
+        If it is, `best_x` is to become the x of that round.
+        """
         jump = jnp.where(self.since > 0, loss - self.last_loss, 0) ** 2
-        averages = averaged(t, beta, self.averages, Averages(squared(d), loss, jump))
+        averages = averaged(t, beta, self.averages, Averages(heading.dx, loss, jump))
         better = (averages.loss <= self.least) | (self.since == 0)
-        least, best_x = jnp.where(better, averages.loss, self.least), jnp.where(better, x, self.best_x)
-        risen = (averages.loss > least + jnp.sqrt(averages.jump)) & (jnp.vdot(along, x - best_x) > 0) & (self.since > PATIENCE)
+        least = jnp.where(better, averages.loss, self.least)
+        back = (heading.ahead > 0) & ~better
+        risen = (averages.loss > least + jnp.sqrt(averages.jump)) & back & (self.since > PATIENCE)
         calmer = jnp.minimum(self.p, jnp.maximum(1, self.p / FASTER))
-        p = jnp.where(averages.agree(along), jnp.minimum(self.p * FASTER, FASTEST), calmer)
+        p = jnp.where(averages.agree(heading.along), jnp.minimum(self.p * FASTER, FASTEST), calmer)
         p = jnp.where(risen, self.p / 2, p)
-        return Pace(p, averages, loss, least, best_x, jnp.where(risen, 0, self.since + 1))
+        return Pace(p, averages, loss, least, self.best_x, jnp.where(risen, 0, self.since + 1)), better
 
 
 def average(beta: float, old: Tree, new: Tree) -> Tree:

@@ -28,7 +28,7 @@ from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, BiasedBySampl
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.problem import Point
-from fedbilevel.settings import count, flag, step_size
+from fedbilevel.settings import count, flag, real, step_size
 
 
 @algorithm
@@ -36,14 +36,15 @@ class SimFBO(BiasedBySampling):
     """Simultaneous local steps on x, y and u, one aggregation per step."""
 
     reports: ClassVar[Mapping[str, str]] = {**HYPERGRADIENT_NORM, **U_NORM}
+    late_answers: ClassVar[bool] = True
 
-    eta_x: float = step_size(0.02, "η_x, local step on x")
-    eta_y: float = step_size(0.5, "η_y, local step on y")
-    eta_u: float = step_size(0.5, "η_u, local step on u")
+    eta_x: float = step_size(0.02, "η_x, local step on x", tied_to="gamma_x")
+    eta_y: float = step_size(0.5, "η_y, local step on y", tied_to="gamma_y")
+    eta_u: float = step_size(0.5, "η_u, local step on u", tied_to="gamma_u")
     gamma_x: float = step_size(0.02, "γ_x, server step on x")
     gamma_y: float = step_size(0.5, "γ_y, server step on y")
     gamma_u: float = step_size(0.5, "γ_u, server step on u")
-    radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    radius: float = real(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away", above=0)
     local_steps: int = count(1, "τ, local steps in a round")
     spread: int = count(0, "unequal local steps: client m makes τ_m = τ + m mod (spread + 1)", least=0)
     rescale: bool = flag(False, "give all clients' steps the same weight: ShroFBO")

@@ -29,7 +29,7 @@ class CompressedSOBA(Algorithm):
     beta: float = step_size(0.1, "β, step on y")
     gamma: float = step_size(0.1, "γ, step on u")
     theta: float = real(0.2, "θ, weight of the new direction in x's moving average", above=0, most=1)
-    radius: float = step_size(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away")
+    radius: float = real(1e4, "r, bound on the norm of u", source="ours: idle unless u runs away", above=0)
     one_in: int = count(4, "s: a client sends one in this many entries")
 
     def moved(self, z: Point, h: Array, d: Point, clients: Clients) -> tuple[Point, Array]:

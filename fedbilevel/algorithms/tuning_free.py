@@ -11,7 +11,7 @@ from jax import Array
 
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm
 from fedbilevel.core.clients import Clients
-from fedbilevel.settings import step_size
+from fedbilevel.settings import real
 
 
 class State(NamedTuple):
@@ -37,7 +37,9 @@ class TuningFree(Algorithm):
         "step_u": "u's step in force",
     }
 
-    start: float = step_size(1e-6, "α₀ = β₀ = γ₀", source="ours: far below the first gradients")
+    late_answers: ClassVar[bool] = True
+
+    start: float = real(1e-6, "α₀ = β₀ = γ₀", source="ours: far below the first gradients", above=0)
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         start = jnp.asarray(self.start, x.dtype)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.own_code import is_ours
 from fedbilevel.registry import Entry
-from fedbilevel.settings import settings
+from fedbilevel.settings import Setting, settings
 from fedbilevel.user_files import Scalar
 
 
@@ -19,6 +19,7 @@ class Explained(NamedTuple):
     meaning: str
     must_be: str
     default_from: str
+    tuned: str
 
 
 def explained(name: str, entry: Entry) -> list[Explained]:
@@ -33,5 +34,12 @@ def explained(name: str, entry: Entry) -> list[Explained]:
         elif field in {**entry.defaults, **entry.ours}:
             source = entry.paper if field in entry.defaults else "ours"
         default = {**entry.defaults, **entry.ours, **entry.preset}.get(field, getattr(cls, field))
-        rows.append(Explained(field, default, setting.meaning, setting.wanted, source))
+        rows.append(Explained(field, default, setting.meaning, setting.wanted, source, _tuned(setting, field in entry.preset)))
     return rows
+
+
+def _tuned(setting: Setting, preset: bool) -> str:
+    """How `tune` treats a setting: its box, or the setting that it follows; nothing if it leaves it alone."""
+    if preset or not (setting.decades or setting.tied_to):
+        return ""
+    return f"as {setting.tied_to}" if setting.tied_to else f"/ and * {10 ** (setting.decades / 2):g}"

@@ -10,20 +10,22 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from fedbilevel.command import compilation, data, federation, new, report, reproduce, run, show, sweep
+from fedbilevel.command import clean, compilation, data, federation, new, report, reproduce, run, show, sweep, tune
 from fedbilevel.command.options import fail, say, when_a_pipe_closes
-from fedbilevel.errors import Diverged, InputError, in_one_line, in_words, place
+from fedbilevel.errors import Diverged, FolderTaken, InputError, in_one_line, in_words, place
 
 LONGEST = 2000  # characters in a message, which may quote any input
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)
+app.command("clean")(clean.clean)
 app.command("demo")(run.demo)
 app.command("resume")(run.resume)
 app.command("compare")(report.compare)
 app.command("list")(show.list_)
 app.command("show")(show.show)
 app.command("sweep")(sweep.sweep)
+app.command("tune")(tune.tune)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("watch")(report.watch)
@@ -61,6 +63,8 @@ def main() -> None:
     try:
         if app(standalone_mode=False) == STOPPED:  # Typer's exit code for Ctrl-C
             raise KeyboardInterrupt
+    except FolderTaken as error:
+        fail(in_one_line(f"{error} with --out{', or replace it with --force' if error.replaceable else ''}", LONGEST), 2)
     except InputError as error:
         fail(in_one_line(error, LONGEST), 2)
     except TyperException as error:

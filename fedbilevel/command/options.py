@@ -13,13 +13,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fedbilevel.aggregations import AGGREGATIONS, parts, written
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
-from fedbilevel.registry import chosen, find, in_full
-from fedbilevel.settings import nearest, settings
+from fedbilevel.registry import chosen, find, for_each, in_full
 from fedbilevel.tasks import TASKS
 from fedbilevel.user_files import Scalar, naming, read_toml
 
@@ -29,6 +29,16 @@ console = Console(highlight=False, markup=False, width=None if sys.stdout and sy
 def say(line: str) -> None:
     """Print text whose lines may be longer than the screen is wide."""
     console.print(line, soft_wrap=True)
+
+
+def say_table(lines: list[list[str]]) -> None:
+    """Print a table of numbers, whose first line is its heading."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in lines[0]:
+        table.add_column(name, justify="right")
+    for line in lines[1:]:
+        table.add_row(*line)
+    console.print(table)
 
 
 def say_json(value: Any) -> None:
@@ -105,13 +115,31 @@ Aggregate = Annotated[
     ),
 ]
 AggregateSettings = Annotated[list[str] | None, typer.Option("--set-aggregate", help="Setting of the aggregation, NAME=VALUE.")]
+Epsilon = Annotated[
+    float | None, option(number, "Keep every row of the clients private: ε of the whole run, to which noise is calibrated.")
+]
+Delta = Annotated[float | None, option(number, "δ, with --epsilon. [1e-5]")]
+PrivacySettings = Annotated[list[str] | None, typer.Option("--set-privacy", help="Setting of the privacy, NAME=VALUE.")]
 Attackers = Annotated[
     str, typer.Option("--attack", help="Clients that lie: sign-flip:2, ipm:2, alie:2, noise:2, label-flip:2.")
+]
+Arrivals = Annotated[
+    str,
+    typer.Option(
+        "--arrivals", help="When answers come, with --aggregate buffered: lognormal:SIGMA, or the arrivals.jsonl of a run."
+    ),
+]
+RankBy = Annotated[
+    str,
+    typer.Option(
+        "--by",
+        help="The metric to rank by. Unless given, the task's own on validation rows, which are held out of the losses.",
+    ),
 ]
 Out = Annotated[Path | None, option(target, "Folder to write; a new one under runs/ unless given.")]
 Look = Annotated[str, typer.Option(help="Style of the pictures: screen, or paper (ready for publication).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs, instead of text.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run or sweep in the folder.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing run, sweep or tuning in the folder.")]
 
 
 def budget(rounds: int | None, steps: int | None) -> dict[str, Any]:
@@ -127,6 +155,15 @@ def aggregation(rule: str, texts: list[str] | None) -> str:
     return written(chosen(AGGREGATIONS, name), {**values, **assignments("--set-aggregate", texts)})
 
 
+def privacy(epsilon: float | None, delta: float | None, texts: list[str] | None) -> str:
+    """What keeps rows private, as a run's options have it; nothing if none of these is given."""
+    from fedbilevel.runs.options import ROWS
+
+    given = {name: str(value) for name, value in (("epsilon", epsilon), ("delta", delta)) if value is not None}
+    values = {**given, **assignments("--set-privacy", texts)}
+    return written(ROWS, values) if values else ""
+
+
 def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
     """An option's NAME=VALUE pairs as a dictionary."""
     pairs: dict[str, str] = {}
@@ -140,22 +177,9 @@ def assignments(option: str, texts: list[str] | None) -> dict[str, str]:
     return pairs
 
 
-def by_algorithm(algorithms: list[str], texts: list[str] | None) -> dict[str, dict[str, Any]]:
+def by_algorithm(algorithms: list[str], texts: list[str] | None, option: str = "--set") -> dict[str, dict[str, Any]]:
     """Each algorithm's own values: what is set for it by name overrides what is set for all that have such a field."""
-    by_label = {label(name): name for name in algorithms}
-    fields = {short: settings(find(ALGORITHMS, "algorithm", name).load()) for short, name in by_label.items()}
-    values: dict[str, dict[str, Any]] = {short: {} for short in by_label}
-    for name, value in sorted(assignments("--set", texts).items(), key=lambda pair: "." in pair[0]):
-        owner, dot, field = name.rpartition(".")
-        if dot and owner not in values:
-            raise InputError(f"--set {name}: {owner!r} is not among the algorithms {', '.join(by_label)}")
-        takers = [owner] if dot else [a for a in by_label if field in fields[a]]
-        known = list(dict.fromkeys(f for a in ([owner] if dot else by_label) for f in fields[a]))
-        if field not in known:
-            raise InputError(f"{owner or ' and '.join(by_label)} has no hyperparameter {field!r}{nearest(field, known)}")
-        for taker in takers:
-            values[taker][field] = value
-    return {by_label[short]: given for short, given in values.items()}
+    return for_each(ALGORITHMS, algorithms, assignments(option, texts), option)
 
 
 @dataclass(frozen=True)
@@ -189,7 +213,8 @@ class Settings:
 
 
 SettingsFile = Annotated[
-    Path | None, typer.Option("--settings", help="TOML file with [knobs] and [hyperparameters.ALGORITHM], as sweeps write.")
+    Path | None,
+    typer.Option("--settings", help="TOML file with [knobs] and [hyperparameters.ALGORITHM], as sweep and tune write."),
 ]
 
 

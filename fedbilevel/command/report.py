@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from fedbilevel.report.curves import Curve
     from fedbilevel.runs.folder import RunFolder
 
-Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, or sweeps.", metavar="DIR...")]
+Directories = Annotated[list[Path], typer.Argument(help="Runs, folders of runs, sweeps, or tunings.", metavar="DIR...")]
 Open = Annotated[bool, typer.Option("--open", help="Show the page in your browser.")]
 
 
@@ -43,23 +45,26 @@ def report(
 
 
 def watch(
-    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, a sweep, or a tuning.", metavar="DIR")],
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; a free one unless given.", min=0, max=65535)] = 0,
     open_: Open = False,
 ) -> None:
     """Serve a page of runs in progress, to this machine only; it updates itself. Ctrl-C ends it."""
     from fedbilevel.library.report_page import found
     from fedbilevel.report.page_data import contents
-    from fedbilevel.report.watch import PageServer
+    from fedbilevel.report.watch import BackgroundLook, PageServer
 
     when_a_pipe_closes(signal.SIG_IGN)  # closing the page must not end the server
     found([directory])
-    with PageServer(lambda: contents(*found([directory])), port) as server:
+    look = BackgroundLook()
+    with PageServer(lambda: contents(*found([directory]), look), port) as server:
         say(f"page: {server.url} (Ctrl-C ends it)")
         if open_:
             typer.launch(server.url)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
+    sys.stdout.flush()
+    os._exit(0)  # a look inside a run may be under way in compiled code, from which the interpreter's own end would abort
 
 
 def compare(

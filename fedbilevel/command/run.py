@@ -13,18 +13,22 @@ from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.command.options import (
     Aggregate,
     AggregateSettings,
+    Arrivals,
     Attackers,
     ByChance,
     ChunkSize,
     ClientsPerRound,
     Data,
+    Delta,
     Dropout,
+    Epsilon,
     Every,
     Force,
     Knobs,
     Look,
     LossBound,
     Out,
+    PrivacySettings,
     Products,
     Rounds,
     Settings,
@@ -42,11 +46,13 @@ from fedbilevel.command.options import (
     new_folder,
     number,
     option,
+    privacy,
     say,
     say_note,
     whole,
 )
 from fedbilevel.command.sweep import continue_sweep
+from fedbilevel.command.tune import continue_tuning
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.own_code import label
 from fedbilevel.registry import chosen, find
@@ -72,7 +78,7 @@ def run(
         list[str] | None,
         typer.Argument(
             help="Algorithms to run and compare: names, or your own FILE.py or FILE.py:NAME. "
-            "Unless given, fedpace, or fedpace-local for a local lower level: they need no tuning.",
+            "Unless given, the variant of fedpace for the task, which needs no tuning.",
             autocompletion=completing(ALGORITHMS),
             metavar="[ALGORITHM]...",
         ),
@@ -96,6 +102,10 @@ def run(
     aggregate: Aggregate = "mean",
     set_aggregate: AggregateSettings = None,
     attack: Attackers = "",
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    set_privacy: PrivacySettings = None,
+    arrivals: Arrivals = "",
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -108,14 +118,12 @@ def run(
     force: Force = False,
 ) -> None:
     """Run algorithms on a task, each with the same budget, and compare them."""
+    from fedbilevel.engines.arrivals import located
     from fedbilevel.runs.configuration import Configuration
     from fedbilevel.runs.options import RunOptions
 
     look = find_style(style)
     task, algorithms = chosen(TASKS, task), [chosen(ALGORITHMS, name) for name in algorithms or ()]
-    labels = [label(name) for name in algorithms]
-    if len(set(labels)) < len(labels):
-        raise InputError(f"an algorithm is named twice in {' '.join(labels)}: name each once")
     options = RunOptions(
         **budget(rounds, steps),
         clients_per_round=clients_per_round,
@@ -129,6 +137,8 @@ def run(
         loss_bound=loss_bound,
         aggregate=aggregation(aggregate, set_aggregate),
         attack=attack,
+        privacy=privacy(epsilon, delta, set_privacy),
+        arrivals=located(arrivals),
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
@@ -136,14 +146,14 @@ def run(
     elsewhere = None
     if federation is not None:
         _require_bundled(options.rule())
-        elsewhere, knobs = _with_sites(federation, round_timeout, task, knobs, place["data"])
+        elsewhere, knobs = with_sites(federation, round_timeout, task, knobs, place["data"])
         place |= {"federation": str(federation.resolve()), "round_timeout": round_timeout}
     if not algorithms:
         built = Configuration.resolve(task, knobs, DEFAULTS["global"], {}, options, **place).built_task(elsewhere)
-        algorithms = [DEFAULTS[built.lower_level]]
+        algorithms = [built.default_algorithm]
     hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
-    _start(resolved, out or new_folder(task), force, look, elsewhere)
+    start(resolved, out or new_folder(task), force, look, elsewhere)
 
 
 def demo(out: Out = None, force: Force = False) -> None:
@@ -158,11 +168,11 @@ def demo(out: Out = None, force: Force = False) -> None:
 
     options = RunOptions(rounds=1000, every=20)
     resolved = [Configuration.resolve("data-cleaning", {}, name, {}, options) for name in ("fedbioacc", "fedavg")]
-    _start(resolved, out or new_folder("demo"), force)
+    start(resolved, out or new_folder("demo"), force)
 
 
 def resume(
-    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a sweep.")],
+    directory: Annotated[Path, typer.Argument(help="A run, a folder of runs, a sweep, or a tuning.")],
     style: Look = "screen",
     changed_code: Annotated[
         bool, typer.Option("--changed-code", help="Continue although your own file with the task or algorithm has changed.")
@@ -171,11 +181,13 @@ def resume(
         bool, typer.Option("--trust-code", help="Execute the file of a run that somebody else began, or that began elsewhere.")
     ] = False,
 ) -> None:
-    """Continue runs, or a sweep, that were stopped or killed."""
+    """Continue runs, a sweep or a tuning that were stopped or killed."""
     look = find_style(style)
     said = {"changed": changed_code, "trusted": trust_code}
     if (directory / "sweep.json").exists():
         return continue_sweep(directory, look, said)
+    if any(directory.glob("tuning.json")) or any(directory.glob("*/tuning.json")):
+        return continue_tuning(directory, look, said)
     from fedbilevel.runs.folder import RunFolder
     from fedbilevel.runs.versions import changes_since, note_on_changes
 
@@ -190,7 +202,7 @@ def resume(
     _execute(directory, folders, look)
 
 
-def _start(
+def start(
     configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN, elsewhere: ClientData | None = None
 ) -> None:
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
@@ -199,7 +211,8 @@ def _start(
     experiments = [configuration.experiment(elsewhere) for configuration in configurations]
     if not configurations[0].federation:
         experiments[0].require_finite_start()  # all are on one task
-    _execute(out, RunFolder.create({out / label(c.algorithm): c for c in configurations}, force), style)
+    folders = RunFolder.create({out / label(c.algorithm): c for c in configurations}, force)
+    _execute(out, folders, style)
 
 
 def _require_bundled(rule: str) -> None:
@@ -207,7 +220,7 @@ def _require_bundled(rule: str) -> None:
         raise InputError(f"a federation runs only fedbilevel's own aggregations, and {label(rule)} is not one of them")
 
 
-def _with_sites(
+def with_sites(
     folder: Path, round_timeout: float, task: str, knobs: dict[str, Any], data: str
 ) -> tuple[ClientData, dict[str, Any]]:
     """The data and the knobs of a run on a federation, with a client for each site."""
@@ -239,6 +252,7 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
 
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
+    from fedbilevel.report.cleaned import written_lists
     from fedbilevel.report.curve_picture import draw
     from fedbilevel.report.curves import curves as read
     from fedbilevel.report.table import table
@@ -275,5 +289,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
             for line in ended.get("warnings", []):
                 say(f"warning: {name}: {line}")
         say(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}")
+    if lists := [line for folder in folders for line in written_lists(folder)]:
+        say("\n" + "\n".join(lists))
     if diverged:
         raise Diverged("\n".join(diverged))

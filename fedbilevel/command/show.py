@@ -71,7 +71,7 @@ def show(
                 "run_options": dict(entry.run),
                 "reports": reported,
                 "suited": found,
-                **({"single_answers": algorithm.single_answers} if algorithm else {}),
+                **({name: getattr(algorithm, name) for name in ("single_answers", "late_answers")} if algorithm else {}),
             }
         )
     say(_explanation(cls))
@@ -81,10 +81,13 @@ def show(
     for row in rows:
         table.add_row(*map(str, row))
     console.print(table)
-    if kind == "task" and cls.columns is not None:
-        say(f"\na table for each client, by --data: {cls.columns}")
+    columns = entry.configure(name, {}).columns if kind == "task" else None
+    if columns is not None:
+        say(f"\na table for each client, by --data: {columns}")
     if algorithm and algorithm.single_answers:
         say("\nneeds single answers: its server sees what each client sends, so a site can refuse it (refuse = ['gather'])")
+    if algorithm and not algorithm.late_answers:
+        say("\nneeds the answers of an exchange together: it cannot be run with --aggregate buffered")
     for run_option, value in entry.run.items():
         say(f"\nunless given: --{run_option.replace('_', '-')} {value}")
     for number, meaning in reported.items():

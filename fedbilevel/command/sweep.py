@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.command.options import (
@@ -24,6 +23,7 @@ from fedbilevel.command.options import (
     Look,
     LossBound,
     Out,
+    RankBy,
     Rounds,
     Settings,
     SettingsFile,
@@ -41,6 +41,7 @@ from fedbilevel.command.options import (
     option,
     say,
     say_note,
+    say_table,
     whole,
 )
 from fedbilevel.errors import InputError
@@ -69,7 +70,7 @@ def sweep(
         ),
     ],
     seeds: Annotated[int, option(whole, "Runs of every cell, each with its own seed.")] = 3,
-    by: Annotated[str, typer.Option(help="The metric to rank cells by; the task's own unless given.")] = "",
+    by: RankBy = "",
     rounds: Rounds = None,
     steps: Steps = None,
     clients_per_round: ClientsPerRound = None,
@@ -124,7 +125,9 @@ def sweep(
         options,
         data_folder(data),
     )
-    folder = SweepFolder.create(out or new_folder("sweep", task, algorithm), described, force, by)
+    described, how = described.judged(by)
+    folder = SweepFolder.create(out or new_folder("sweep", task, algorithm), described, force, how.metric)
+    say_note(how.why)
     _execute(folder, look)
 
 
@@ -139,27 +142,22 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 
 
 def _execute(folder: SweepFolder, style: Style) -> None:
-    from fedbilevel.library.sweep import execute, note_on_versions
+    from fedbilevel.library.sweep import execute
     from fedbilevel.library.sweep_result import best_cells, concluded, pictures
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
-    say_note(note_on_versions(folder))
+    say_note(folder.note_on_versions())
     try:
         with stop_request() as stop:
             execute(folder, console, stop)
     except Interrupted as interrupted:
         fail(f"stopped; continue with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
     result = concluded(folder, style)
-    head, *rows = best_cells(result)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
+    lines = best_cells(result)
     console.print()
-    console.print(table)
-    if len(rows) < len(result.cells):
-        console.print(f"... and {len(result.cells) - len(rows)} more in cells.csv")
+    say_table(lines)
+    if len(lines) - 1 < len(result.cells):
+        console.print(f"... and {len(result.cells) - len(lines) + 1} more in cells.csv")
     say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures(folder.path)))}")
     if (folder.path / "best.toml").exists():
         swept = result.swept

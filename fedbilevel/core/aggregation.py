@@ -30,14 +30,22 @@ class Aggregation(abc.ABC):
     streams: ClassVar[bool] = False  # whether it is the weighted sum, which engines add up in parts and in their own order
     weighs: ClassVar[bool] = False  # whether clients may weigh differently
     hides: ClassVar[bool] = False  # whether the server learns a sum of what clients send, and nothing else
+    scales: ClassVar[bool] = False  # whether clients multiply their changes by M w_m themselves, where weights differ
+    noisy: ClassVar[bool] = False  # whether the server makes nothing of what clients send but noisy means
+    buffers: ClassVar[bool] = False  # whether an exchange goes on without late answers, which count in a later one
     encodes: ClassVar[bool] = False  # whether clients send something other than their answers, and remember what that left out
 
     def __post_init__(self) -> None:
         check_all(self)
 
+    @property
+    def only_means(self) -> bool:
+        """Whether nothing but means may be made of single answers."""
+        return self.hides or self.noisy
+
     def settings(self) -> dict[str, Any]:
-        """Its settings, by name."""
-        return {name: getattr(self, name) for name in settings(type(self))}
+        """Its settings, by name; without those that have no value."""
+        return {name: value for name in settings(type(self)) if (value := getattr(self, name)) is not None}
 
     def require(self, population: Population, participation: Participation) -> None:
         """Raise `InputError` unless the rule can be used with these clients."""
@@ -46,9 +54,9 @@ class Aggregation(abc.ABC):
                 f"{type(self).__name__} counts every client the same, but the task's clients weigh differently: choose mean"
             )
 
-    def require_algorithm(self, algorithm: str, single_answers: bool) -> None:
-        """Raise `InputError` if the server of that algorithm needs single answers, and the rule hides them."""
-        if self.hides and single_answers:
+    def require_algorithm(self, algorithm: str, single_answers: bool, late_answers: bool) -> None:
+        """Raise `InputError` unless the rule suits an algorithm whose server may need single answers, or bear late ones."""
+        if self.only_means and single_answers:
             raise InputError(f"{algorithm} needs single answers, which {type(self).__name__} hides: choose another of the two")
 
     def encode(self, key: Array, change: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -63,6 +71,10 @@ class Aggregation(abc.ABC):
     def decode(self, key: Array, message: Tree, like: Tree) -> Tree:
         """At the server: the change that a message stands for, of these shapes."""
         return message
+
+    def refusal(self, function: str, memory: Tree) -> str:
+        """Which answer to a client function could not be encoded, by all clients' memories, and what to do; empty if none."""
+        return ""
 
     def shrinks(self, value: Any) -> bool:
         """Whether the server sends an encoding of this array to the clients instead of the array."""
@@ -145,6 +157,11 @@ def sent_as(function: str, values: list[Any]) -> str:
 def change_from(around: Tree, answer: Tree) -> Tree:
     """The answer's difference from the point that answers are near; the answer itself if there is none."""
     return answer if around is None else jax.tree.map(jnp.subtract, answer, around)
+
+
+def scaled(change: Tree, weight: Array | float) -> Tree:
+    """The change times a client's M w_m."""
+    return jax.tree.map(lambda c: c * jnp.asarray(weight, c.dtype), change)
 
 
 def beyond(around: Tree, args: Tree) -> list[Any]:

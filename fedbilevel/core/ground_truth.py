@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.scipy.sparse.linalg import cg
 
-from fedbilevel.core.population import Population
+from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Batch, LowerLevel, mean_loss
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError
@@ -34,10 +34,10 @@ class ExactSolution(NamedTuple):
 
 
 def average(population: Population, of: Callable[[Any, Array, Array], Array], x: Array, y: Array, lower: LowerLevel) -> Array:
-    """Σ_m w_m of(all data of client m, x, y_m)."""
+    """Σ_m w_m of(all data of client m, x, y_m); x has a row per client where each has its own."""
 
     def one(m: Array) -> Array:
-        return of(population.whole(m), x, y if lower == "global" else y[m])
+        return of(population.whole(m), _at(x, m), y if lower == "global" else y[m])
 
     bytes_each = sum(leaf.nbytes for leaf in jax.tree.leaves((population.upper.rows, population.lower.rows))) / population.size
     at_once = max(1, min(population.size, int(AT_ONCE / bytes_each)))
@@ -63,16 +63,28 @@ def metrics(population: Population, x: Array, y: Array, lower: LowerLevel = "glo
 
 def tests(population: Population, x: Array, y: Array, lower: LowerLevel = "global") -> Array:
     """The problem's `tests` at (x, y), each a mean over all held-out rows; zeros if no client holds any out."""
-    held_out, names = population.test, population.problem.test_names
-    if held_out is None or not names:
-        return jnp.zeros(len(names))
-    shares = held_out.size / held_out.size.sum()
+    rows, problem = population.test, population.problem
+    if rows is None or not problem.tests:
+        return jnp.zeros(len(problem.tests))
+    return held_out(problem.test, rows, jnp.arange(population.size), x, y, lower)
 
-    def one(m: Array) -> Array:
-        return population.problem.test(x, y if lower == "global" else y[m], held_out.whole(m))
 
-    each = lax.map(one, jnp.arange(population.size))
+def held_out(
+    of: Callable[[Array, Array, Any], Array], rows: Shards, owners: Array, x: Array, y: Array, lower: LowerLevel = "global"
+) -> Array:
+    """`of(x, y, rows)` as a mean over all rows; the shards of these belong to the clients `owners`."""
+    shares = rows.size / rows.size.sum()
+
+    def one(k: Array) -> Array:
+        return of(_at(x, owners[k]), y if lower == "global" else y[owners[k]], rows.whole(k))
+
+    each = lax.map(one, jnp.arange(len(owners)))
     return jnp.tensordot(shares.astype(each.dtype), each, 1)
+
+
+def _at(x: Array, m: Array) -> Array:
+    """Client m's x."""
+    return x if x.ndim == 1 else x[m]
 
 
 def solution(

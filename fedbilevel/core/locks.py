@@ -16,10 +16,10 @@ except ImportError:
 
 
 @contextlib.contextmanager
-def held(path: Path, otherwise: str) -> Iterator[None]:
+def held(path: Path, otherwise: str = "") -> Iterator[None]:
     """Hold the lock of a file or a folder, however the process ends; `InputError` with that line if another one holds it.
 
-    Without such locks nothing keeps two processes apart.
+    Without a line, wait until no other process holds it. Without such locks nothing keeps two processes apart.
     """
     if fcntl is None:
         yield
@@ -27,7 +27,7 @@ def held(path: Path, otherwise: str) -> Iterator[None]:
     lock = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if otherwise else 0))
         except BlockingIOError:
             raise InputError(otherwise) from None
         yield

@@ -28,7 +28,7 @@ def check_means(population: Population, x: Array, y: Array, pooled: bool = False
     A few rows of one client are enough to tell, but not at (x, y) alone, where a loss may be zero however it is made.
     """
     problem, (upper, lower) = population.problem, population.some_rows()
-    points = [(_near(x, problem.sets.x, distance), _near(y, problem.sets.y, distance)) for distance in DISTANCES]
+    points = [(near(x, problem.sets.x, distance), near(y, problem.sets.y, distance)) for distance in DISTANCES]
     for name, loss, shards, rows in (("f", problem.f, population.upper, upper), ("g", problem.g, population.lower, lower)):
         varies = pooled or population.batch_size is not None or not shards.equal
         for point in ((x, y), *points) if varies else ():
@@ -57,7 +57,7 @@ def _wide(a: Array) -> Array:
     return a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) and a.dtype.itemsize < 4 else a
 
 
-def _near(v: Array, within: ConvexSet, distance: float) -> Array:
+def near(v: Array, within: ConvexSet, distance: float) -> Array:
     """A point of the set about so far away in every direction, in units of 1 + |v|."""
     step = distance * np.random.default_rng(0).standard_normal(v.shape)
     return within.project(jnp.asarray(np.asarray(v) * (1 + step) + step, v.dtype))

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,14 @@ from jax import Array
 
 from fedbilevel.core.client_lists import check_rows, joined, one_per_client, shares_of
 from fedbilevel.core.devices import require_memory
+from fedbilevel.core.privacy import Draw, RowPrivacy, drawn, private
 from fedbilevel.core.problem import Batch, FiveBatches, Problem, Ragged, Tree, flattened
 from fedbilevel.core.randomness import bits, fold_in, permutation
 from fedbilevel.core.traffic import product
 from fedbilevel.errors import InputError, require
 from fedbilevel.settings import checked, count, settings
 
+MOST_ROWS = 10**8  # that a client may say it has: the server makes room for as many
 SOME = 5  # rows: of two, the median is the mean
 ORDERS = 2**31 - 1  # in a minibatch's place: no call draws so many
 
@@ -107,14 +109,16 @@ class Shards:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["upper", "lower", "weights", "test"],
-    meta_fields=["problem", "batch_size", "equal_weights"],
+    data_fields=["upper", "lower", "weights", "test", "own_x"],
+    meta_fields=["problem", "batch_size", "equal_weights", "privacy"],
 )
 @dataclass(frozen=True)
 class Population:
     """All clients: their losses, their data, their weights (which sum to 1) and their minibatch size.
 
-    `test` has the rows that they hold out of both losses, if there are any.
+    `test` has the rows that they hold out of both losses, if there are any. With `privacy` client functions see their rows
+    through noise alone, and minibatches are drawn as that requires. `own_x` is where x starts at every client if each has one
+    of its own, which it keeps to itself.
     """
 
     problem: Problem
@@ -124,6 +128,8 @@ class Population:
     batch_size: int | None = count(None, "rows in a minibatch; None: all of the client's", bits=27)  # ten draws below 2³¹
     equal_weights: bool = False  # known to be so; where it is not, any weights are right. Replace both together
     test: Shards | None = None
+    privacy: RowPrivacy | None = None
+    own_x: Array | None = None
 
     @classmethod
     def build(
@@ -134,6 +140,7 @@ class Population:
         weights: Iterable[float] | None = None,
         batch_size: int | None = None,
         test: Iterable[Tree] | None = None,
+        own_x: Array | None = None,
     ) -> Population:
         """From lists with one entry per client; weights default to equal ones."""
         require(isinstance(problem, Problem), "problem", "a Problem", problem)
@@ -146,7 +153,9 @@ class Population:
         held_out = None if test is None else Shards.stack(one_per_client("test", test), "test")
         if held_out is not None and len(held_out.size) != len(lower):
             raise InputError(f"test has {len(held_out.size)} clients and lower {len(lower)}: give both for every client")
-        return cls(problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()), held_out)
+        return cls(
+            problem, upper_rows, lower_rows, shares, batch_size, bool((shares == shares[0]).all()), held_out, own_x=own_x
+        )
 
     def weighted(self, weights: str, rows: Sequence[int] | None = None) -> Population:
         """The same clients with other weights: "equal", "rows" for their numbers of rows, or numbers separated by commas.
@@ -187,7 +196,9 @@ class Population:
             return [jax.tree.map(lambda a: np.asarray(a[start : start + size]), shards.rows)]
 
         test = None if self.test is None else rows(self.test)
-        return Population.build(self.problem, rows(self.upper), rows(self.lower), None, self.batch_size, test)
+        lower, upper = rows(self.lower), rows(self.upper)
+        own = Population.build(self.problem, upper, lower, None, self.batch_size, test, self.own_x)
+        return dataclasses.replace(own, privacy=self.privacy)
 
     def some_rows(self) -> Batch:
         """A few rows of one client for each loss, to look at shapes and numbers."""
@@ -214,7 +225,14 @@ class Client:
     @property
     def problem(self) -> Problem:
         """The losses and their derivatives."""
-        return self._population.problem
+        of, privacy = self._population.problem, self._population.privacy
+        return of if privacy is None else cast(Problem, private(of, privacy))
+
+    @property
+    def own_x(self) -> Array:
+        """Where its own x starts."""
+        assert self._population.own_x is not None
+        return self._population.own_x
 
     @property
     def rows(self) -> tuple[Array, Array]:
@@ -235,13 +253,25 @@ class Client:
 
     def whole(self) -> Batch:
         """All of the client's rows."""
-        return self._population.whole(self._m)
+        return self._population.whole(self._m) if self._population.privacy is None else self._private(0, 0, None)
 
     def _draw(self, batches: int, k: Array | int, times: int) -> list[Batch]:
         """Independent minibatches of rows drawn with replacement, their random bits in one call for all of them."""
         p, m = self._population, self._m
+        if p.privacy is not None:
+            return [self._private(j, k, None if p.batch_size is None else p.batch_size * times) for j in range(batches)]
         if p.batch_size is None:
             return [self.whole()] * batches
         words = bits(fold_in(self._key, k), (batches, 2, p.batch_size * times))
         upper, lower = p.upper.positions(m, words[:, 0]), p.lower.positions(m, words[:, 1])
         return [Batch(p.upper.at(m, u), p.lower.at(m, v)) for u, v in zip(upper, lower, strict=True)]
+
+    def _private(self, j: int, k: Array | int, wanted: int | None) -> Batch:
+        """The j-th of the k-th minibatches of so many rows on average, or of all rows: each row is in it or not on its own."""
+        key = fold_in(fold_in(self._key, k), wanted or 0)
+
+        def draw(shards: Shards, place: int) -> Draw:
+            positions, there, expected, noise = drawn(fold_in(key, place), shards.size[self._m], shards.longest, wanted)
+            return Draw(shards.at(self._m, positions), there, expected, noise)
+
+        return Batch(draw(self._population.upper, 2 * j), draw(self._population.lower, 2 * j + 1))

@@ -79,8 +79,8 @@ def alone(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 class Problem:
     """The losses `f` and `g`: (x, y, rows) -> scalar, each a mean over the rows it is given; and the sets X and Y.
 
-    `metrics` are further means over f's rows that are reported for a solution, with their names. `tests` are means over rows
-    like f's that a client holds out of both losses.
+    `metrics` are further means over f's rows that are reported for a solution, with their names, and `lower_metrics` over g's.
+    `tests` are means over rows like f's that a client holds out of both losses.
     """
 
     f: Loss
@@ -88,12 +88,13 @@ class Problem:
     sets: Sets = UNCONSTRAINED
     metrics: Named = ()
     tests: Named = ()
+    lower_metrics: Named = ()
 
     def __post_init__(self) -> None:
-        for what, given in (("metrics", self.metrics), ("tests", self.tests)):
+        for what, given in (("metrics", self.metrics), ("tests", self.tests), ("lower_metrics", self.lower_metrics)):
             pairs = isinstance(given, tuple) and all(isinstance(m, tuple) and len(m) == 2 for m in given)
             require(pairs, what, "a tuple of pairs (name, function)", given)
-        for name, loss in (("f", self.f), ("g", self.g), *self.metrics, *self.tests):
+        for name, loss in (("f", self.f), ("g", self.g), *self.metrics, *self.tests, *self.lower_metrics):
             require(callable(loss), name, "a function (x, y, rows) -> number", loss)
             require(_is_hashable(loss), name, "hashable, as a function is: wrap it in one", loss)
         names = (*self.metric_names, *self.test_names)
@@ -105,8 +106,8 @@ class Problem:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names of what the clients' data says about a solution: the two losses, then `metrics`."""
-        return (*LOSSES, *(name for name, _ in self.metrics))
+        """The names of what the clients' data says about a solution: the two losses, then the metrics."""
+        return (*LOSSES, *(name for name, _ in (*self.metrics, *self.lower_metrics)))
 
     @property
     def test_names(self) -> tuple[str, ...]:
@@ -116,7 +117,8 @@ class Problem:
     def evaluate(self, x: Array, y: Array, batch: Batch) -> Array:
         """The two losses and the further metrics, in the order of `metric_names`."""
         upper = [mean_loss(loss, x, y, batch.upper) for loss in (self.f, *(loss for _, loss in self.metrics))]
-        return jnp.stack([upper[0], mean_loss(self.g, x, y, batch.lower), *upper[1:]])
+        lower = [mean_loss(loss, x, y, batch.lower) for loss in (self.g, *(loss for _, loss in self.lower_metrics))]
+        return jnp.stack([upper[0], lower[0], *upper[1:], *lower[1:]])
 
     def test(self, x: Array, y: Array, rows: Tree) -> Array:
         """The `tests` on rows that are held out."""
@@ -169,7 +171,8 @@ class Problem:
 
     def check(self, x: Array, y: Array, batch: Batch) -> None:
         """Raise `InputError` unless f, g and the metrics return one number each at (x, y)."""
-        further = ((name, loss, batch.upper) for name, loss in self.metrics)
+        further = [(name, loss, batch.upper) for name, loss in self.metrics]
+        further += [(name, loss, batch.lower) for name, loss in self.lower_metrics]
         for name, loss, rows in (("f", self.f, batch.upper), ("g", self.g, batch.lower), *further):
             with computing(f"{name}(x, y, batch)"):
                 out = jax.eval_shape(lambda x, y, rows, loss=loss: mean_loss(loss, x, y, rows), x, y, rows)
@@ -243,17 +246,25 @@ class OnVectors:
 
 
 def from_trees(
-    f: Loss, g: Loss, x0: Tree, y0: Tree, sets: Sets = UNCONSTRAINED, metrics: Named = (), tests: Named = ()
+    f: Loss,
+    g: Loss,
+    x0: Tree,
+    y0: Tree,
+    sets: Sets = UNCONSTRAINED,
+    metrics: Named = (),
+    tests: Named = (),
+    lower_metrics: Named = (),
 ) -> tuple[Problem, Array, Array, Callable, Callable]:
     """The problem in vectors, its start (x, y), and the two functions that give trees back."""
     (x_layout, x), (y_layout, y) = Layout.of("x0", x0), Layout.of("y0", y0)
-    on_trees = Problem(f, g, sets, metrics, tests)
+    on_trees = Problem(f, g, sets, metrics, tests, lower_metrics)
 
     def on_vectors(loss: Loss) -> OnVectors:
         return OnVectors(loss, x_layout, y_layout)
 
-    named, tested = (tuple((name, on_vectors(loss)) for name, loss in given) for given in (metrics, tests))
-    problem = replace(on_trees, f=on_vectors(f), g=on_vectors(g), metrics=named, tests=tested)
+    given = {"metrics": metrics, "tests": tests, "lower_metrics": lower_metrics}
+    named: Any = {what: tuple((name, on_vectors(loss)) for name, loss in of) for what, of in given.items()}
+    problem = replace(on_trees, f=on_vectors(f), g=on_vectors(g), **named)
     return problem, x, y, x_layout.tree, y_layout.tree
 
 

@@ -18,9 +18,11 @@ from jax import Array
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
+from fedbilevel.engines.messages import is_held
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
 from fedbilevel.errors import InputError, NotFinite
@@ -66,6 +68,7 @@ class CallShape(NamedTuple):
 
     arguments: Shape
     result: Shape
+    held: tuple[bool, ...]  # by argument, whether clients hold it; the server sends the others
 
 
 CallShapes = Mapping[str, frozenset[CallShape]]
@@ -78,17 +81,20 @@ def call_shapes(algorithm: Algorithm, population: Population, x: Array, y: Array
 
     def watch(call: ClientCall) -> Rehearsed:
         result = call.result()
-        seen.setdefault(call.function.__name__, set()).add(CallShape(Shape.of(call.arguments_of_one()), Shape.of(result)))
+        held = tuple(isinstance(argument, PerClient) for argument in call.arguments)
+        shape = CallShape(Shape.of(call.arguments_of_one()), Shape.of(result), held)
+        seen.setdefault(call.function.__name__, set()).add(shape)
         return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), result))
 
     def start_and_step(population: Population, x: Array, y: Array, key: Array) -> Any:
         engine = SimulatedEngine(population, Everyone())
         state, _ = engine.rehearse_init(watch, algorithm, x, y, key)
+        metrics = Shape.of(jax.eval_shape(ground_truth.metrics, population, x, y))
+        held = tuple(isinstance(value, PerClient) for value in (state.x, state.y))
+        seen[EVALUATING] = {CallShape(Shape.of((x, y)), metrics, held)}
         return engine.rehearse_step(watch, algorithm, state, key)
 
     jax.eval_shape(start_and_step, population, x, y, randomness.key(0))
-    metrics = Shape.of(jax.eval_shape(ground_truth.metrics, population, x, y))
-    seen[EVALUATING] = {CallShape(Shape.of((x, y)), metrics)}
     return {name: frozenset(found) for name, found in seen.items()}
 
 
@@ -104,6 +110,13 @@ def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
     if not any(s.arguments == given for s in known.get(name, ())):
         wanted = " or ".join(sorted(taken)) or "no call at all"
         raise InputError(f"{name} was called with {given}, but in this algorithm it takes {wanted}: refused")
+
+
+def check_held(known: CallShapes, name: str, args: tuple) -> None:
+    """Raise `InputError` if a request has clients hold an argument that the server sends in this algorithm."""
+    held = tuple(map(is_held, args))
+    if not any(s.held == held for s in known.get(name, ())):
+        raise InputError(f"{name} is asked with values kept here where this algorithm sends them: refused")
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:
@@ -133,6 +146,12 @@ def check_message(known: CallShapes, name: str, message: Tree, rule: Aggregation
     given = Shape.of(message)
     if given not in wanted:
         raise InputError(f"{name} was encoded as {given}, but here it is {' or '.join(map(str, wanted)) or 'nothing'}: refused")
+
+
+def check_like(what: str, value: Tree, answer: Tree) -> None:
+    """Raise `InputError` unless a value has the shape of the answer that it is added to or subtracted from."""
+    if Shape.of(value) != Shape.of(answer):
+        raise InputError(f"{what} has another shape than the answer: refused")
 
 
 def check_finite(what: str, tree: Tree) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,16 +15,27 @@ from jax import Array
 from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
-from fedbilevel.core.aggregation import Aggregation, Mean, change_from
+from fedbilevel.core.aggregation import Aggregation, Mean, change_from, scaled
 from fedbilevel.core.clients import is_client_function
 from fedbilevel.core.population import Population
+from fedbilevel.core.privacy import of_metrics, private_metrics
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
-from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, check_argument, check_arguments, check_finite, largest_call
+from fedbilevel.engines.call_shapes import (
+    EVALUATING,
+    CallShapes,
+    check_argument,
+    check_arguments,
+    check_finite,
+    check_held,
+    check_like,
+    largest_call,
+)
 from fedbilevel.engines.kept_values import MOST_KEPT, KeptValues, size
 from fedbilevel.engines.messages import (
     EXPRESSIONS,
+    HELD,
     SECURE,
     Call,
     Encode,
@@ -40,7 +52,7 @@ from fedbilevel.engines.messages import (
 from fedbilevel.engines.secure_exchange import SecureClient
 from fedbilevel.errors import InputError
 
-HELD = (Call, Store, Kept, Part, Saved)  # expressions whose results are here
+ROUNDING = 1e-6  # of a weight
 
 
 class ValueStore(Protocol):
@@ -51,6 +63,13 @@ class ValueStore(Protocol):
 
     def load(self, step: int) -> bytes:
         """The data of a step; `InputError` if it is missing."""
+
+
+class OwnRandomness(Protocol):
+    """What lets a client answer about rows that it keeps private."""
+
+    def key(self, name: str, key: np.ndarray, args: Tree) -> np.ndarray:
+        """A random key of the client's own for the answer to a call, or to an evaluation; `InputError` if it refuses."""
 
 
 class ClientRuntime:
@@ -66,16 +85,21 @@ class ClientRuntime:
         store: ValueStore | None = None,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         identity: Any = None,  # for secure sums, an `Identity`
+        own: OwnRandomness | None = None,  # where rows are private
+        observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, SecureSum) else None
+        self._own, self._observe = own, observe
         self._named = wire.named_tuples(type(algorithm))
         self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request; `InputError` or `NotFinite` if it asks for something that a client does not do."""
-        request = wire.decode(data, EXPRESSIONS | self._named)
+        private = self._algorithm.private
+        public = {name: kind for name, kind in self._named.items() if kind not in private}
+        request = wire.decode(data, EXPRESSIONS | public)
         if not isinstance(request, Request) or not _whole(request.needed):
             raise InputError("a message is not a request: refused")
         if request.reply and self._secure is not None and not isinstance(request.expression, SECURE):
@@ -84,22 +108,44 @@ class ClientRuntime:
             raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
         self._kept.begin(set(request.needed))
         result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
-        return wire.encode(jax.tree.map(np.asarray, result) if request.reply else None)
+        return wire.encode(jax.tree.map(np.asarray, self._leaving(result)) if request.reply else None)
+
+    def _leaving(self, result: Tree) -> Tree:
+        """What a client function has returned; `InputError` if it holds what the algorithm's clients keep to themselves."""
+        if any(map(self._is_private, jax.tree.leaves(result, is_leaf=self._is_private))):
+            raise InputError("what this client keeps to itself does not leave it: refused")
+        return result
+
+    def _is_private(self, value: Any) -> bool:
+        """Whether a value is of a type that clients keep to themselves."""
+        return isinstance(value, self._algorithm.private)
 
     def _summed(self, request: Any) -> Tree:
         """The reply to a request of a secure sum."""
         assert self._secure is not None
         match request:
-            case Masked(expression=Encode() as inside):
+            case Masked(expression=Encode(call=Call(function=str(name), args=tuple(args))) as inside):
+                self._require_agreed(inside, name, args)
                 return self._secure.answer(request, self._evaluate(inside))
-            case Masked(expression=Evaluate() as inside):
+            case Masked(expression=Evaluate(x=x, y=y) as inside):
+                self._require_agreed(inside, EVALUATING, (x, y))
                 metrics = self._evaluate(inside)
+                if self._scale is not None:  # of rows that are held out, each counts the same
+                    known = len(self._population.problem.metric_names)
+                    metrics = jnp.concatenate([metrics[:known] * self._scale, metrics[known:]])
                 message, _ = self._aggregation.encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
                 return self._secure.answer(request, message)
             case Masked():
                 raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
             case _:
                 return self._secure.answer(request)
+
+    def _require_agreed(self, expression: Encode | Evaluate, name: str, args: tuple) -> None:
+        """Raise `InputError` unless all clients of a secure sum are asked for this, with the same values from the server."""
+        assert self._secure is not None
+        self._secure.require_signed(expression)
+        if self._call_shapes is not None:
+            check_held(self._call_shapes, name, args)
 
     def _evaluate(self, expression: Any) -> Tree:
         match expression:
@@ -123,14 +169,23 @@ class ClientRuntime:
                 check_finite("a point that answers are near", around)
                 sent = jax.tree.leaves([self._evaluate(a) for a in args if not isinstance(a, HELD)])
                 near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
-                message, left = _encoded(self._aggregation, key, self._evaluate(call), near, self._evaluate(memory))
+                before, answer = self._evaluate(memory), self._leaving(self._evaluate(call))
+                if near:
+                    check_like("a point that answers are near", near, jax.tree.leaves(answer))
+                if before is not None:
+                    check_like("what was left out before", before, answer)
+                message, left = _encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
                 return message
             case Evaluate(x=x, y=y):
-                point = self._evaluate(x), self._evaluate(y)
+                point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
                     check_arguments(self._call_shapes, EVALUATING, point)
-                return _metrics(self._population, *point)
+                if self._observe is not None:
+                    self._observe(*point)
+                if self._own is None:
+                    return _metrics(self._population, *point)
+                return _private_metrics(self._population, *point, self._own.key(EVALUATING, np.zeros(2, np.uint32), point))
             case Save(step=int(step), values=list(values), keep=int(keep)):
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
                     raise InputError("only values kept here are saved here: refused")
@@ -139,7 +194,8 @@ class ClientRuntime:
                 self._disk.save(step, wire.encode(jax.tree.map(np.asarray, kept)), keep)
                 return None
             case Saved(step=int(step), place=int(place), slot=int(slot)):
-                return self._kept.add(slot, wire.decode(self._disk.load(step), self._named)[place])
+                saved = wire.decode(self._disk.load(step), self._named)
+                return self._kept.add(slot, jax.tree.map(np.array, saved[place]))  # a copy, without the rest of the file
             case _ if isinstance(expression, tuple(EXPRESSIONS.values())):
                 raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
             case list():
@@ -148,6 +204,15 @@ class ClientRuntime:
                 value = jax.tree.map(self._decoded, expression, is_leaf=is_encoded)
                 check_finite("an argument", value)
                 return value
+
+    def _own_x(self, expression: Any) -> Array:
+        """An x that this client has arrived at itself; `InputError` if it could come from the server."""
+        match expression:
+            case Part(of=of, path=(*outer, int(place))):
+                kept = self._evaluate(Part(of, tuple(outer)))
+                if self._is_private(kept):
+                    return kept[place]
+        raise InputError("metrics are computed at this client's own x alone: refused")
 
     def _decoded(self, value: Any) -> Any:
         """An array as the server meant it."""
@@ -163,7 +228,14 @@ class ClientRuntime:
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
         if self._call_shapes is not None:
             check_arguments(self._call_shapes, name, tuple(args))
+        if self._own is not None:
+            key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
+
+    @property
+    def _scale(self) -> float | None:
+        """M w_m, if clients weigh their changes themselves and this one's weight is not that of all."""
+        return self._weight if self._aggregation.scales and abs(self._weight - 1) > ROUNDING else None
 
     @property
     def _disk(self) -> ValueStore:
@@ -185,12 +257,24 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoded(rule: Aggregation, key: Array, answer: Tree, near: list[Array], memory: Tree) -> tuple[Tree, Tree]:
+def _encoded(
+    rule: Aggregation, key: Array, answer: Tree, near: list[Array], memory: Tree, scale: float | None
+) -> tuple[Tree, Tree]:
     around = jax.tree.unflatten(jax.tree.structure(answer), near) if near else None
     memory = jax.tree.map(jnp.zeros_like, answer) if memory is None else memory
-    return rule.encode(wrapped(key), change_from(around, answer), memory)
+    change = change_from(around, answer)
+    return rule.encode(wrapped(key), change if scale is None else scaled(change, scale), memory)
 
 
 @jax.jit
 def _metrics(population: Population, x: Array, y: Array) -> Array:
     return jnp.concatenate([ground_truth.metrics(population, x, y), ground_truth.tests(population, x, y)])
+
+
+@jax.jit
+def _private_metrics(population: Population, x: Array, y: Array, key: Array) -> Array:
+    assert population.privacy is not None
+    test = None if population.test is None else population.test.rows
+    asked = of_metrics(population.problem, population.upper.rows, population.lower.rows, test)
+    told = private_metrics(asked, x, y, population.privacy, wrapped(key))
+    return told if test is not None else jnp.concatenate([told, jnp.zeros(len(population.problem.tests), told.dtype)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.buffered import Buffered
 from fedbilevel.aggregations.secure import SecureSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
@@ -17,6 +19,9 @@ from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone, Participation
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
+from fedbilevel.engines import wire
+from fedbilevel.engines.arrivals import ArrivalsFile
+from fedbilevel.engines.buffered_exchange import BufferedExchange, LateTransport, Patient
 from fedbilevel.engines.call_shapes import CallShapes, Shape
 from fedbilevel.engines.deployed_clients import DeployedClients
 from fedbilevel.engines.engine import (
@@ -54,23 +59,33 @@ class DeployedEngine:
         call_shapes: CallShapes | None = None,
         test_rows: Sequence[int] | None = None,
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
+        own: Callable[[bytes], np.ndarray] | None = None,  # where the server adds noise: its own key for a question
+        arrivals: ArrivalsFile | None = None,
+        signatures: Any = None,  # for secure sums, `Signatures`
     ):
         self.population, self.participation, self.aggregation = population, participation, aggregation
+        self._own = own
         numbers = len(population.problem.metric_names) + len(population.problem.tests)
-        self.exchange = Exchange(transport, population.size, numbers, call_shapes, aggregation)
-        self.secure = SecureExchange(self.exchange, aggregation) if isinstance(aggregation, SecureSum) else None
+        late = transport if isinstance(transport, LateTransport) else None
+        asking = Patient(late) if late and aggregation.buffers else transport
+        self.exchange = Exchange(asking, population.size, numbers, call_shapes, aggregation)
+        self._buffered: BufferedExchange | None = None
+        if isinstance(aggregation, Buffered):
+            assert late is not None, "a mean of first answers needs a transport that keeps late ones"
+            self._buffered = BufferedExchange(self.exchange, late, aggregation, arrivals)
+        self.secure = SecureExchange(self.exchange, aggregation, signatures) if isinstance(aggregation, SecureSum) else None
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
         self._averaged: dict[str, Shape] = {}  # by client function, the shape of answers that are averaged and encoded
         self._addressed: dict[str, Tree] = {}  # the shapes of arrays that are sent encoded
-        self._known: tuple[Task, Callable[[Array, Array | None], Mapping[str, Array]]] | None = None
+        self._known: tuple[Task, Callable[[Array | None, Array | None], Mapping[str, Array]]] | None = None
 
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
-        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers, algorithm.late_answers)
         if algorithm.pooled:
             name = type(algorithm).__name__
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
@@ -115,19 +130,19 @@ class DeployedEngine:
         wanted: Wanted = {}
         for m in range(self.population.size):
             computed: list[Held] = []
-            y = state.y.at(m).expression(computed) if isinstance(state.y, HeldRows) else state.y
-            wanted[m] = Evaluate(state.x, y), computed
+            at = [v.at(m).expression(computed) if isinstance(v, HeldRows) else v for v in (state.x, state.y)]
+            wanted[m] = Evaluate(*at), computed
         found, failures = self._mean_metrics(wanted)
         absences, self.exchange.absences = self.exchange.absences + len(failures), 0
         if self._known is None or self._known[0] is not task:
             self._known = task, jax.jit(known_at_server(task))
-        known = self._known[1](state.x, None if is_per_client(state.y) else state.y)
+        known = self._known[1](*(None if is_per_client(v) else v for v in (state.x, state.y)))
         return {**found, ABSENCES: absences, **known}
 
     def _mean_metrics(self, wanted: Wanted) -> tuple[dict[str, float], Failures]:
         """The weighted means of what clients measure, by name, and who is missing.
 
-        In a secure sum all clients weigh the same: then tests are told only if all clients hold out equally many rows.
+        In a secure sum tests are told only if all clients hold out equally many rows.
         """
         problem = self.population.problem
         names, tests = problem.metric_names, problem.test_names
@@ -144,6 +159,10 @@ class DeployedEngine:
         metrics, tested = np.split(each, [len(names)], axis=1)
         weights = np.asarray(self.population.weights)
         return _means(names, metrics, weights[members]) | _means(tests, tested, self._test_rows[members]), failures
+
+    def refusal(self, state: Any) -> str:
+        """Nothing: a client that cannot encode its answer says so itself."""
+        return ""
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as a checkpoint holds it, once the clients have put their parts on their own disks, and the absences.
@@ -164,11 +183,14 @@ class DeployedEngine:
             raise RuntimeError(f"no client has saved its values for a checkpoint; client {m}: {failure}")
         self._saved[list(replies)] = step
         own = [self._saved.copy() if isinstance(leaf, HeldRows) else np.asarray(leaf) for leaf in leaves(state)]
-        return [*own, np.asarray(self.exchange.absences, np.int32)]
+        waiting = [self._buffered.saved()] if self._buffered else []
+        return [*own, np.asarray(self.exchange.absences, np.int32), *waiting]
 
     def restore(self, arrays: list[np.ndarray], algorithm: Algorithm, x: Array, y: Array, key: Array) -> Any:
         """The state from what `save` returned; `InputError` if the arrays are not this run's."""
         self._find_averaged(algorithm, x, y, key)
+        if self._buffered:
+            *arrays, waiting = arrays
         shapes = self._simulated.state_shapes(algorithm, x, y, key)
         kinds, structure = jax.tree.flatten(shapes, is_leaf=is_per_client)
         where = jax.ShapeDtypeStruct(self._saved.shape, self._saved.dtype)
@@ -177,8 +199,11 @@ class DeployedEngine:
         saved = [np.array(value) for kind, value in zip(kinds, values, strict=True) if is_per_client(kind)]
         if saved:
             self._saved = saved[0]
-        first = leaves(self.init(algorithm, x, y, key).state) if saved and NEVER in self._saved else []
+        with self._buffered.unrecorded() if self._buffered else contextlib.nullcontext():
+            first = leaves(self.init(algorithm, x, y, key).state) if saved and NEVER in self._saved else []
         self.exchange.absences = int(absences)
+        if self._buffered:
+            self._buffered.restore(waiting, wire.named_tuples(type(algorithm)))
         never = [leaf for leaf in first if isinstance(leaf, HeldRows)]
 
         def held(place: int) -> HeldRows:
@@ -210,8 +235,8 @@ class DeployedEngine:
         return {**{name: nothing() for name in self._averaged}, **nothing_left(self._addressed)}
 
     def _clients(self, algorithm: Algorithm, key: Array, memory: dict[str, Any]) -> DeployedClients:
-        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged, self.secure
-        return DeployedClients(self.exchange, self.population, *how)
+        how = self.participation, algorithm, key, self.aggregation, memory, self._averaged, self.secure, self._own
+        return DeployedClients(self.exchange, self.population, *how, self._buffered)
 
 
 def _means(names: Sequence[str], each: np.ndarray, weights: np.ndarray) -> dict[str, float]:

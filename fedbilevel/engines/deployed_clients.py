@@ -11,25 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel.aggregations.buffered import Buffered
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.aggregation import COMBINING, ENCODING, Aggregation, Mean, beyond, sent_as, sent_down
 from fedbilevel.core.clients import Clients, Cohort, PerClient, recentred, squared_distance
 from fedbilevel.core.participation import Participation, present
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
+from fedbilevel.core.randomness import wrapped
 from fedbilevel.core.sets import Sets
 from fedbilevel.core.traffic import Totals, floats, size_in_bytes
 from fedbilevel.engines import wire
+from fedbilevel.engines.buffered_exchange import BufferedExchange, LateAnswer
 from fedbilevel.engines.call_shapes import Shape, check_finite
 from fedbilevel.engines.exchange import Exchange
-from fedbilevel.engines.failure import Failures, silence
+from fedbilevel.engines.failure import Failures, Kind, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Make, Wanted, is_per_client, leaves
 from fedbilevel.engines.messages import Call, Encode, Encoded, Store, sent
 from fedbilevel.engines.secure_exchange import SecureExchange
@@ -49,9 +52,11 @@ class DeployedClients(Clients):
         memory: dict[str, Any] | None = None,
         averaged: Mapping[str, Shape] = MappingProxyType({}),
         secure: SecureExchange | None = None,
+        own: Callable[[bytes], np.ndarray] | None = None,
+        buffered: BufferedExchange | None = None,
     ):
         self.exchange, self._population, self._participation, self._key = exchange, population, participation, key
-        self.aggregation, self._secure = aggregation, secure
+        self.aggregation, self._secure, self._own, self._buffered = aggregation, secure, own, buffered
         self.memory, self.averaged = dict(memory or {}), averaged  # by client function: what encoding left out, and shapes
         self._types = wire.named_tuples(type(algorithm))
         self._calls, self.totals = 0, Totals()
@@ -105,11 +110,29 @@ class DeployedClients(Clients):
         """A random key for something else than a call or a draw, which leaves theirs as they are."""
         return jax.random.fold_in(jax.random.fold_in(self._key, purpose), self._calls)
 
+    def combining_key(self, answers: Tree) -> Array:
+        """A random key for combining answers, which follows from the run's seed unless the server has randomness of its own.
+
+        In that case it also follows from the answers: a step that is repeated with others must not have the same noise.
+        """
+        key = self.key_for(COMBINING)
+        if self._own is None:
+            return key
+        question = [np.asarray(leaf) for leaf in jax.tree.leaves((jax.random.key_data(key), answers))]
+        return wrapped(self._own(wire.encode(question)))
+
     def ask(self, wanted: Wanted, reply: bool) -> tuple[dict[int, Tree], Failures]:
         """Like `Exchange.ask`, counted as traffic."""
         replies, failures = self.exchange.ask(wanted, reply, self._types)
         self._count(wanted, list(replies.values()), failures, reply)
         return replies, failures
+
+    def ask_first(self, wanted: Wanted, around: Tree) -> tuple[dict[int, Tree], Failures, list[tuple[LateAnswer, int]]]:
+        """The first answers, why the others did not come, and late answers to earlier calls, with their ages."""
+        assert self._buffered is not None
+        replies, failures, late = self._buffered.ask(wanted, around, self._types)
+        self._count(wanted, [*replies.values(), *(one.answer for one in late)], failures, True)
+        return replies, failures, [(one, self._buffered.age(one)) for one in late]
 
     def secure_sum(self, wanted: Wanted, like: Shape) -> tuple[Tree, list[int]]:
         """The sum of what the clients compute, whole numbers in arrays of that shape, and whose are in it."""
@@ -122,7 +145,8 @@ class DeployedClients(Clients):
         down = [sent(e) for m, (e, _) in wanted.items() if m not in failures or failures[m].sent]
         rounds = int(reply and bool(wanted))
         self.totals = self.totals.and_also(Totals(rounds, floats(up), floats(down), size_in_bytes(up), size_in_bytes(down)))
-        self.exchange.absences += len(failures) if reply else 0
+        missing = [failure for failure in failures.values() if failure.kind is not Kind.UNDER_WAY]
+        self.exchange.absences += len(missing) if reply else 0
 
     def report(self, **numbers: Array | float) -> None:
         self.reported |= numbers
@@ -140,6 +164,14 @@ class DeployedClients(Clients):
                     expressions.append(part.expression(computed))
         self.ask(wanted, reply=False)
         return state
+
+
+class Heard(NamedTuple):
+    """The answers that a mean is made of, their clients' weights, and for how many in time they count."""
+
+    replies: list[Tree]
+    weights: np.ndarray
+    size: float
 
 
 class DeployedCohort(Cohort):
@@ -162,13 +194,13 @@ class DeployedCohort(Cohort):
         return self._hold(lambda m: partial(call, m))
 
     def mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._hear(function, args, around)
-        return self._estimate(self._average(weights), replies, around)
+        heard = self._hear(function, args, around)
+        return self._estimate(self._average(heard), heard.replies, around)
 
     def mean_and_drift(self, function: Callable[..., Tree], *args: Tree, around: Tree) -> tuple[Tree, Array]:
-        replies, weights = self._hear(function, args, around)
-        each = self._average(weights)
-        if self._clients.aggregation.hides:
+        heard = self._hear(function, args, around)
+        replies, each = heard.replies, self._average(heard)
+        if self._clients.aggregation.only_means:
             return self._combine(each, replies, around), jnp.full((), jnp.nan)
         total, share = _weighted_sum(each, replies), each.sum()
         center = jax.tree.map(lambda h: h / jnp.asarray(share, h.dtype), total)
@@ -178,8 +210,8 @@ class DeployedCohort(Cohort):
         return combined, jnp.sqrt(each @ squares / share)
 
     def unbiased_mean(self, function: Callable[..., Tree], *args: Tree, around: Tree = None) -> Tree:
-        replies, weights = self._hear(function, args, around)
-        return self._estimate(self._unbiased(weights), replies, around)
+        heard = self._hear(function, args, around)
+        return self._estimate(self._unbiased(heard), heard.replies, around)
 
     def gather(self, function: Callable[..., Tree], *args: Tree, otherwise: Tree = None) -> Tree:
         replies, _ = self._ask(function, args, stand_in=otherwise is None)
@@ -232,11 +264,13 @@ class DeployedCohort(Cohort):
 
         return call
 
-    def _hear(self, function: Callable[..., Tree], args: tuple, around: Tree) -> tuple[list[Tree], np.ndarray]:
+    def _hear(self, function: Callable[..., Tree], args: tuple, around: Tree) -> Heard:
         """Like `_ask`, for answers that are averaged: decoded changes where clients encode."""
         rule, name = self._clients.aggregation, function.__name__
+        if isinstance(rule, Buffered):
+            return self._hear_first(rule, function, args, around)
         if not rule.encodes:
-            return self._ask(function, args)
+            return _heard(*self._ask(function, args))
         key, before = self._clients.key_for(ENCODING), self._clients.memory[name]
         assert isinstance(before, HeldRows)
         told = beyond(around, [a for a in args if not isinstance(a, HeldRows)])
@@ -256,7 +290,24 @@ class DeployedCohort(Cohort):
             messages, weights = self._ask(function, args, encoded=encoded)
         heard, population = set(map(int, self._ids[self._active])), len(self._clients.weights)
         self._clients.memory[name] = HeldRows([after[m] if m in heard else before.at(m) for m in range(population)].__getitem__)
-        return [_decoded(rule, key, message, self._clients.averaged[name]) for message in messages], weights
+        return _heard([_decoded(rule, key, message, self._clients.averaged[name]) for message in messages], weights)
+
+    def _hear_first(self, rule: Buffered, function: Callable[..., Tree], args: tuple, around: Tree) -> Heard:
+        """The answers that came in time, and late ones to earlier calls of the function as they count now."""
+        late: list[tuple[LateAnswer, int]] = []
+
+        def first(wanted: Wanted) -> tuple[dict[int, Tree], Failures]:
+            replies, failures, come = self._clients.ask_first(wanted, around)
+            late.extend(come)
+            return replies, failures
+
+        replies, weights = self._ask(function, args, ask=first)
+        counted = [(one, rule.share(age)) for one, age in late if age <= rule.oldest]
+        self._clients.exchange.absences += len(late) - len(counted)
+        shares = np.asarray([share for _, share in counted])
+        more = self._clients.weights[[one.client for one, _ in counted]] * shares
+        moved = [_moved(one.answer, one.asked.around, around) for one, _ in counted]
+        return Heard([*replies, *moved], np.concatenate([weights, more]), len(replies) + shares.sum())
 
     def _sum(
         self, function: Callable[..., Tree], args: tuple, encoded: Callable[[int, Call, list[Held]], Call | Encode]
@@ -276,6 +327,7 @@ class DeployedCohort(Cohort):
         args: tuple,
         stand_in: bool = True,
         encoded: Callable[[int, Call, list[Held]], Call | Encode] = lambda m, call, computed: call,
+        ask: Callable[[Wanted], tuple[dict[int, Tree], Failures]] | None = None,
     ) -> tuple[list[Tree], np.ndarray]:
         """The replies of the members who answer, or of those who stand in for them if none does, and their weights."""
         call = self._call(function, args)
@@ -285,7 +337,7 @@ class DeployedCohort(Cohort):
             for m in map(int, self._ids[self._active]):
                 computed: list[Held] = []
                 wanted[m] = encoded(m, call(m, None, computed), computed), computed
-            replies, failures = self._clients.ask(wanted, reply=True)
+            replies, failures = self._clients.ask(wanted, reply=True) if ask is None else ask(wanted)
             self._failures |= failures
             asked, self._active = self._active, self._active & ~np.isin(self._ids, list(failures))
             if stand_in and not replies:
@@ -293,13 +345,13 @@ class DeployedCohort(Cohort):
         members = self._ids[self._active]
         return [replies[m] for m in members], self._clients.weights[members]
 
-    def _unbiased(self, weights: np.ndarray) -> np.ndarray:
+    def _unbiased(self, heard: Heard) -> np.ndarray:
         """(M / |S|) w_i for those who answered"""
-        return weights * (len(self._clients.weights) / max(len(weights), 1))
+        return heard.weights * (len(self._clients.weights) / max(heard.size, 1))
 
-    def _average(self, weights: np.ndarray) -> np.ndarray:
+    def _average(self, heard: Heard) -> np.ndarray:
         """The same; 1 / |S| where all weights are equal."""
-        return weights / weights.sum() if self._clients.equal_weights else self._unbiased(weights)
+        return heard.weights / heard.weights.sum() if self._clients.equal_weights else self._unbiased(heard)
 
     def _share(self, each: np.ndarray) -> float | None:
         """The sum of these; None where it is known to be 1."""
@@ -313,7 +365,8 @@ class DeployedCohort(Cohort):
     def _combine(self, each: np.ndarray, replies: list[Tree], around: Tree) -> Tree:
         """What the rule makes of all answers."""
         rows = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replies)
-        return _combined(self._clients.aggregation, jnp.asarray(each), rows, around, self._clients.key_for(COMBINING))
+        answers = jnp.asarray(each), rows, around
+        return _combined(self._clients.aggregation, *answers, self._clients.combining_key(answers))
 
     def _replace(self, rows: np.ndarray) -> None:
         """Put clients that have not failed yet, in random order, into the rows of members that have."""
@@ -324,6 +377,17 @@ class DeployedCohort(Cohort):
         for row, m in zip(rows, others, strict=False):
             self._ids[self._ids == m] = self._ids[row]
             self._ids[row], self._active[row] = m, True
+
+
+def _heard(replies: list[Tree], weights: np.ndarray) -> Heard:
+    return Heard(replies, weights, len(weights))
+
+
+def _moved(answer: Tree, then: Tree, now: Tree) -> Tree:
+    """An answer that was near one point as one that is near another; one that is near none as it is."""
+    if then is None or now is None:
+        return answer
+    return jax.tree.map(lambda h, old, new: h - np.asarray(old) + np.asarray(new), answer, then, now)
 
 
 _sent_down = jax.jit(sent_down, static_argnums=0)

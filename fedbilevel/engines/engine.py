@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.clients import server_floats
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.randomness import fold_in
@@ -86,6 +87,10 @@ class Engine(Protocol):
     def participation(self) -> Participation:
         """How cohorts are drawn."""
 
+    @property
+    def aggregation(self) -> Aggregation:
+        """How answers are aggregated."""
+
     def require(self, task: Task, algorithm: Algorithm) -> None:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
 
@@ -109,6 +114,9 @@ class Engine(Protocol):
 
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """The metrics of a state: those on the clients' data, and those that the task computes from (x, y)."""
+
+    def refusal(self, state: Any) -> str:
+        """What the aggregation could not encode, if that is why a state is not finite; empty if it is not."""
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state as arrays for a checkpoint, once the clients have made their own parts durable."""

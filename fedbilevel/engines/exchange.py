@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,9 @@ class Transport(Protocol):
         """Send all clients their requests at the same time; returns the replies, and what went wrong at the others."""
 
 
+Send = Callable[[dict[int, bytes]], tuple[dict[int, bytes], Failures]]
+
+
 class Exchange:
     """The clients behind a transport. Where call shapes are given, answers of any other shape are refused."""
 
@@ -43,29 +46,40 @@ class Exchange:
         self._metrics, self._call_shapes, self._aggregation = metrics, call_shapes, aggregation
         self._troubles: Failures = {}
 
-    def ask(self, wanted: Wanted, reply: bool, types: Mapping[str, type]) -> tuple[dict[int, Tree], Failures]:
-        """Have each client compute its expression, and keep the values that the expression holds."""
+    def ask(
+        self, wanted: Wanted, reply: bool, types: Mapping[str, type], send: Send | None = None
+    ) -> tuple[dict[int, Tree], Failures]:
+        """Have each client compute its expression, and keep the values that the expression holds.
+
+        The requests go out by the transport's `ask` unless `send` is given.
+        """
         if not wanted:
             return {}, {}
         requests = {m: wire.encode(Request(e, reply, sorted(self.slots.needed[m]))) for m, (e, _) in wanted.items()}
-        answers, failures = self.transport.ask(requests)
+        answers, failures = (send or self.transport.ask)(requests)
         replies: dict[int, Tree] = {}
         for m, answer in answers.items():
-            try:
-                value = wire.decode(answer, types)
-                if reply:
-                    self._check(wanted[m][0], value)
-            except NotFinite as error:
-                failures[m] = Failure.of(error)
-                continue
-            except Exception as error:
-                failures[m] = Failure(Kind.INVALID, in_words(error))
+            value = self.read(m, wanted[m][0] if reply else None, answer, types, failures)
+            if m in failures:
                 continue
             replies[m] = value
             for held in wanted[m][1]:
                 held.make = None
-        self._log(replies, failures)
+        self.log(replies, failures)
         return {m: replies[m] for m in wanted if m in replies}, failures
+
+    def read(self, m: int, expression: Any, answer: bytes, types: Mapping[str, type], failures: Failures) -> Tree:
+        """What a client has answered; what is wrong with it goes to `failures`."""
+        try:
+            value = wire.decode(answer, types)
+            if expression is not None:
+                self._check(expression, value)
+            return value
+        except NotFinite as error:
+            failures[m] = Failure.of(error)
+        except Exception as error:
+            failures[m] = Failure(Kind.INVALID, in_words(error))
+        return None
 
     def _check(self, expression: Any, value: Tree) -> None:
         """Raise unless the value can be the result of the expression."""
@@ -77,10 +91,10 @@ class Exchange:
             raise InputError(f"expected {self._metrics} numbers, got an array of shape {np.shape(value)}: refused")
         check_finite("an answer", value)
 
-    def _log(self, replies: Mapping[int, Tree], failures: Failures) -> None:
+    def log(self, replies: Mapping[int, Tree], failures: Failures) -> None:
         """Log once who has fallen silent or is refused, and who is back."""
         for m, failure in failures.items():
-            if self._troubles.get(m) != failure:
+            if failure.kind is not Kind.UNDER_WAY and self._troubles.get(m) != failure:
                 logger.warning("client %d is left out of this round: %s", m, failure)
                 self._troubles[m] = failure
         for m in replies:

@@ -17,6 +17,7 @@ class Kind(enum.StrEnum):
     BROKEN = "broken"  # something went wrong at the client
     LATE = "late"  # no answer came in time
     UNREACHABLE = "unreachable"  # the request could not be delivered, or the client's process ended
+    UNDER_WAY = "under way"  # the exchange went on without the answer, which counts when it comes
     INVALID = "invalid"  # what came is not an answer to the request
 
 

@@ -30,9 +30,10 @@ class Encode(NamedTuple):
 
 
 class Advertise(NamedTuple):
-    """Begin a secure sum of that number: the client's keys for it."""
+    """Begin a secure sum of that number, for what `asked` is the hash of (see `in_common`): the client's keys for it."""
 
     number: int
+    asked: np.ndarray
 
 
 class ShareKeys(NamedTuple):
@@ -137,6 +138,26 @@ def sent(expression: Any) -> list[Tree]:
             return []
         case _:
             return [jax.tree.map(lambda leaf: leaf.message if is_encoded(leaf) else leaf, expression, is_leaf=is_encoded)]
+
+
+HELD = (Call, Store, Kept, Part, Saved)  # expressions whose results are at the client
+
+
+def is_held(argument: Any) -> bool:
+    """Whether a client has an argument, or a part of it, from an expression and not from this request."""
+    return any(isinstance(node, HELD) for node in jax.tree.leaves(argument, is_leaf=lambda node: isinstance(node, HELD)))
+
+
+def in_common(expression: Encode | Evaluate) -> Encode | Evaluate:
+    """What all clients of a cohort are asked alike: the expression without slots, and without what each client holds."""
+
+    def arguments(given: tuple) -> tuple:
+        return tuple(None if is_held(argument) else argument for argument in given)
+
+    if isinstance(expression, Evaluate):
+        return Evaluate(*arguments(expression))
+    call = expression.call
+    return expression._replace(call=call._replace(args=arguments(call.args), slot=None), memory=None, slot=0)
 
 
 def is_encoded(node: Any) -> bool:

@@ -20,8 +20,10 @@ PRG is ChaCha20; s_uv is HKDF-SHA256 of the agreed secret; shares are encrypted 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +44,7 @@ except ImportError:
 HALF = 16  # bytes of a secret that Shamir's scheme shares at once
 SHARE = 2 * HALF  # bytes of a share of a 32-byte secret
 NONCE = bytes(12)  # every key encrypts one message
+MOST_GROUPS = 100  # of helpers whose shares are tried for a secret
 
 
 class Advert(NamedTuple):
@@ -60,14 +63,18 @@ class Shares(NamedTuple):
     keys: dict[int, bytes]  # of those who dropped out before
 
 
-class Identity(Protocol):
+class Signatures(Protocol):
+    """How the clients' signatures are known."""
+
+    def verify(self, client: int, message: bytes, signature: bytes) -> None:
+        """Raise `InputError` unless that client signed the message."""
+
+
+class Identity(Signatures, Protocol):
     """How a client signs, and how it knows others' signatures."""
 
     def sign(self, message: bytes) -> bytes:
         """This client's signature."""
-
-    def verify(self, client: int, message: bytes, signature: bytes) -> None:
-        """Raise `InputError` unless that client signed the message."""
 
 
 class Participant:
@@ -87,7 +94,7 @@ class Participant:
         self._enter(1)
         keys = self._cipher.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw()
         shown = *keys, hashlib.sha256(self._seed).digest()
-        return Advert(*shown, self._identity.sign(_signed(self._about, self._number, *shown)))
+        return Advert(*shown, self._identity.sign(to_sign(self._about, self._number, *shown)))
 
     def share(self, adverts: Mapping[int, Advert]) -> dict[int, bytes]:
         """For every other client the shares that only it can read."""
@@ -97,7 +104,7 @@ class Participant:
         if self._number not in adverts or len(set(keys)) < len(keys):
             raise InputError("the keys for a secure sum lack this client's own or hold one twice: refused")
         for client, advert in adverts.items():
-            self._identity.verify(client, _signed(self._about, client, *advert[:3]), advert.signature)
+            self._identity.verify(client, to_sign(self._about, client, *advert[:3]), advert.signature)
         if adverts[self._number][1] != self._mask.public_key().public_bytes_raw():
             raise InputError("the keys for a secure sum hold a false one in this client's name: refused")
         self._adverts, members = dict(adverts), sorted(adverts)
@@ -150,16 +157,21 @@ class Participant:
 
 
 class Collector:
-    """The server in one sum: it forwards keys and shares, and unmasks the sum of what has arrived."""
+    """The server in one sum: it forwards keys and shares, and unmasks the sum of what has arrived.
 
-    def __init__(self, least: int, about: bytes):
-        self._least, self._about = least, about
+    It leaves out clients whose keys would have all others refuse the sum, and does without shares that are false.
+    """
+
+    def __init__(self, least: int, about: bytes, signatures: Signatures):
+        self._least, self._about, self._signatures = least, about, signatures
         self._adverts: dict[int, Advert] = {}
         self._sharing: list[int] = []
 
     def to_share(self, adverts: Mapping[int, Advert]) -> dict[int, Advert]:
-        """What every client gets after the first exchange: the keys of those who sent some."""
-        self._adverts = {m: advert for m, advert in adverts.items() if [*map(len, advert[:3])] == [SHARE] * 3}
+        """What every client gets after the first exchange: the keys of those who sent some that the others can use."""
+        usable = {m: advert for m, advert in adverts.items() if self._is_usable(m, advert)}
+        uses = Counter(key for advert in usable.values() for key in advert[:2])
+        self._adverts = {m: advert for m, advert in usable.items() if all(uses[key] == 1 for key in advert[:2])}
         return self._adverts
 
     def to_mask(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, dict[int, bytes]]:
@@ -171,33 +183,68 @@ class Collector:
     def total(self, masked: Mapping[int, np.ndarray], unmasking: Mapping[int, Shares]) -> np.ndarray:
         """Σ x_u over those whose masked values arrived, modulo 2³²; `RuntimeError` if too few helped to unmask it."""
         wanted = masked.keys(), set(self._sharing) - masked.keys()
-        helping = [m for m, given in unmasking.items() if all(s.keys() == who for s, who in zip(given, wanted, strict=True))]
+        helping = sorted(m for m, given in unmasking.items() if all(map(_are_shares_of, given, wanted)))
         if len(helping) < self._least:
             raise RuntimeError(f"{len(helping)} clients helped to unmask a secure sum, and {self._least} must")
-        helpers = sorted(helping)[: self._least]
+        groups = list(itertools.islice(_groups(helping, self._least), MOST_GROUPS))
         place = {client: k + 1 for k, client in enumerate(sorted(self._adverts))}
 
-        def recovered(pieces: Callable[[int], bytes]) -> bytes:
-            return _combined({place[helper]: pieces(helper) for helper in helpers})
+        def recovered(what: str, pieces: Callable[[int], bytes], is_right: Callable[[bytes], bool]) -> bytes:
+            for k, group in enumerate(groups):
+                secret = _combined({place[helper]: pieces(helper) for helper in group})
+                if is_right(secret):
+                    groups.insert(0, groups.pop(k))  # the next secret is tried with these helpers first
+                    return secret
+            raise RuntimeError(f"the shares of client {what}: the secure sum cannot be unmasked")
 
         size = next(iter(masked.values())).size
         total = np.zeros(size, np.uint32)
         for u, values in masked.items():
-            seed = recovered(lambda helper: unmasking[helper].seeds[u])
-            if hashlib.sha256(seed).digest() != self._adverts[u].seed_hash:
-                raise RuntimeError(f"the shares of client {u}'s seed do not make its seed: the secure sum cannot be unmasked")
+            shown = self._adverts[u].seed_hash
+            seed = recovered(
+                f"{u}'s seed do not make its seed",
+                lambda helper: unmasking[helper].seeds[u],
+                lambda secret: hashlib.sha256(secret).digest() == shown,
+            )
             total += values
             total -= _stream(seed, size)
         for v in wanted[1]:
-            key = X25519PrivateKey.from_private_bytes(recovered(lambda helper: unmasking[helper].keys[v]))
-            if key.public_key().public_bytes_raw() != self._adverts[v].mask_key:
-                raise RuntimeError(f"the shares of client {v}'s key do not make its key: the secure sum cannot be unmasked")
+            shown = self._adverts[v].mask_key
+            secret = recovered(
+                f"{v}'s key do not make its key",
+                lambda helper: unmasking[helper].keys[v],
+                lambda secret: X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == shown,
+            )
+            key = X25519PrivateKey.from_private_bytes(secret)
             for u in masked:
                 total += _pair(key, v, u, self._adverts[u].mask_key, self._about, size)
         return total
 
+    def _is_usable(self, client: int, advert: Advert) -> bool:
+        """Whether the client signed its keys, and a secret can be agreed with them."""
+        if [*map(len, advert[:3])] != [SHARE] * 3:
+            return False
+        try:
+            self._signatures.verify(client, to_sign(self._about, client, *advert[:3]), advert.signature)
+            for key in advert[:2]:
+                X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+        except (InputError, ValueError):
+            return False
+        return True
 
-def _signed(about: bytes, client: int, *shown: bytes) -> bytes:
+
+def _are_shares_of(shares: Mapping[int, bytes], clients: Collection[int]) -> bool:
+    return shares.keys() == set(clients) and all(len(share) == SHARE for share in shares.values())
+
+
+def _groups(helping: list[int], least: int) -> Iterator[tuple[int, ...]]:
+    """Groups of so many helpers: first neighbours in a ring, which soon leave out any one, and then all groups."""
+    for k in range(len(helping)):
+        yield tuple((helping[k:] + helping[:k])[:least])
+    yield from itertools.combinations(helping, least)
+
+
+def to_sign(about: bytes, client: int, *shown: bytes) -> bytes:
     """What a client signs: lengths are fixed, but for `about`, whose hash stands for it."""
     return b"fedbilevel secure sum" + hashlib.sha256(about).digest() + client.to_bytes(8, "big") + b"".join(shown)
 

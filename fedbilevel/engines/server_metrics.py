@@ -5,31 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Literal
 
 from fedbilevel.tasks.base import Metrics, Task
 
 
-def known_at_server(task: Task) -> Callable[[Array, Array | None], dict[str, Array]]:
-    """The task's metrics; if the server does not know y, only those that do not depend on it."""
+def known_at_server(task: Task) -> Callable[[Array | None, Array | None], dict[str, Array]]:
+    """The task's metrics; if the server does not know x or y, only those that do not depend on it."""
 
-    def known(x: Array, y: Array | None) -> dict[str, Array]:
-        if y is not None:
+    def known(x: Array | None, y: Array | None) -> dict[str, Array]:
+        if x is not None and y is not None:
             return task.metrics(x, y)
-        rows = jnp.zeros((task.population.size, *task.y.shape), task.y.dtype)
-        free = _independent_of_second(task.metrics, x, rows)
-        return {name: value for name, value in task.metrics(x, rows).items() if name in free}
+        at = [any_ if v is None else v for v, any_ in zip((x, y), task.start, strict=True)]
+        free = _independent_of(task.metrics, at, [k for k, v in enumerate((x, y)) if v is None])
+        return {name: value for name, value in task.metrics(*at).items() if name in free}
 
     return known
 
 
-def _independent_of_second(metrics: Metrics, x: Array, y: Array) -> set[str]:
-    """The names of the results that no operation connects to the second argument."""
-    shapes = jax.eval_shape(metrics, x, y)
-    program = jax.make_jaxpr(metrics)(x, y).jaxpr
-    reached = set(program.invars[1:])
+def _independent_of(metrics: Metrics, at: list[Array], unknown: list[int]) -> set[str]:
+    """The names of the results that no operation connects to these arguments."""
+    shapes = jax.eval_shape(metrics, *at)
+    program = jax.make_jaxpr(metrics)(*at).jaxpr
+    reached = {program.invars[k] for k in unknown}
     for equation in program.eqns:
         if any(not isinstance(v, Literal) and v in reached for v in equation.invars):
             reached.update(equation.outvars)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.aggregation import Aggregation, Mean
+from fedbilevel.core.clients import Clients
 from fedbilevel.core.devices import copied_everywhere
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
@@ -27,6 +28,7 @@ from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed, Rows, Si
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.base import Task
 
+CALLS = "calls"  # what is remembered in a rehearsal that counts them
 PRODUCTS = {  # of float32 matrices: the arithmetic, by JAX's names
     "default": None,  # JAX's choice for the device: 10 bits on NVIDIA GPUs, full precision on CPUs
     "float32": "highest",
@@ -54,7 +56,7 @@ class SimulatedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
-        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers)
+        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers, algorithm.late_answers)
         if self.attack is not None:
             self.attack.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:
@@ -95,7 +97,12 @@ class SimulatedEngine:
 
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """All metrics of a state, on all clients' data."""
-        return task.evaluate(state.x, revealed(state.y))
+        return task.evaluate(revealed(state.x), revealed(state.y))
+
+    def refusal(self, state: Any) -> str:
+        """What the aggregation could not encode, if that is why a state is not finite."""
+        memories = {name: held.rows for name, held in recalled(state)[1].items() if isinstance(held, Rows)}
+        return next(filter(None, (self.aggregation.refusal(name, rows) for name, rows in memories.items())), "")
 
     def save(self, state: Any, step: int) -> list[np.ndarray]:
         """The state's arrays."""
@@ -120,6 +127,18 @@ class SimulatedEngine:
         clients = self._clients(clients_key, watch)
         algorithm.step(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), recalled(shapes)[0]), clients, server_key)
         return clients.traffic
+
+    def calls(self, names: Sequence[str], work: Callable[[Clients], Any], key: Array) -> Array:
+        """How often `work` calls each of these client functions at every client; nothing that they return is computed."""
+
+        def watch(call: ClientCall) -> Rehearsed:
+            asked = clients.memory[CALLS].at[names.index(call.function.__name__), call.members].add(call.active)
+            clients.memory = {CALLS: asked}
+            return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result()))
+
+        clients = self._clients(key, watch, {CALLS: jnp.zeros((len(names), self.population.size), jnp.int32)})
+        work(clients)
+        return clients.memory[CALLS]
 
     def encoded(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """The shapes of what a start or a step encodes: of answers, by client function, and of what the server sends."""
@@ -164,6 +183,6 @@ def nothing_left(addressed: Mapping[str, Tree]) -> dict[str, Tree]:
     return {name: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) for name, shapes in addressed.items()}
 
 
-def revealed(y: Any) -> Any:
-    """y, with a row per client if the clients hold it."""
-    return y.rows if isinstance(y, Rows) else y
+def revealed(v: Any) -> Any:
+    """x or y, with a row per client if the clients hold it."""
+    return v.rows if isinstance(v, Rows) else v

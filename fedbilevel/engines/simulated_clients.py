@@ -20,6 +20,7 @@ from fedbilevel.core.aggregation import (
     Mean,
     beyond,
     change_from,
+    scaled,
     sent_as,
     sent_down,
     weighted_sum,
@@ -233,7 +234,7 @@ class SimulatedCohort(Cohort):
             combined = recentred(total, self._share(each), around)
         else:
             rows = self._heard(function, args, around)
-            if self._clients.aggregation.hides:
+            if self._clients.aggregation.only_means:
                 return self._combine(each, rows, around), jnp.full((), jnp.nan)
             spread = _Spread.of(each, rows, weighted_sum(each, rows))
             combined = self._combine(each, rows, around)
@@ -299,14 +300,19 @@ class SimulatedCohort(Cohort):
 
         near = jax.tree.map(lambda leaf: self._clients.received.get(id(leaf), leaf), around)
 
+        population = self._clients.population
+        scales = rule.scales and not population.equal_weights
+
         def encoded(row: Tree) -> tuple[Tree, Tree, Tree]:
-            message, memory = rule.encode(key, change_from(near, row[0]), row[1])
+            change, memory, m = change_from(near, row[0]), row[1], row[2]
+            change = scaled(change, population.weights[m] * population.size) if scales else change
+            message, memory = rule.encode(key, change, memory)
             return message, memory, rule.decode(key, message, one)
 
         everyone = self._clients.memory[name]
         before = self.take(everyone)
         assert isinstance(before, Rows)
-        messages, after, heard = jax.vmap(encoded)((mapped.rows, before.rows))
+        messages, after, heard = jax.vmap(encoded)((mapped.rows, before.rows, self._ids))
         self._clients.memory = {**self._clients.memory, name: self.put(everyone, Rows(after))}
         return self._believed(messages, heard, None, None)
 

@@ -6,30 +6,29 @@ alone: a line that quotes a cell stays in the site's log.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
+from fedbilevel.core.population import MOST_ROWS
 from fedbilevel.engines import wire
 from fedbilevel.engines.exchange import Transport
 from fedbilevel.engines.failure import Kind
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, Withheld
 from fedbilevel.tasks.data.columns import Columns
-from fedbilevel.tasks.data.table_sums import QUESTIONS, Deviations, Names, SiteTable, Totals, length, require_categories
+from fedbilevel.tasks.data.table_sums import QUESTIONS, Deviations, Names, SiteTable, Sums, Totals, length, require_categories
 from fedbilevel.tasks.data.tables import united
 
-logger = logging.getLogger(__name__)
 
-
-def answered(site: SiteTable, data: bytes) -> bytes:
-    """A site's answer to a question; `InputError`, which says nothing about the table, if there is none."""
+def answered(site: SiteTable, sites: int, data: bytes) -> bytes:
+    """A site's answer to a question in a run of so many; `InputError`, which says nothing about the table, if there is none."""
     question = wire.decode(data, QUESTIONS)
+    if isinstance(question, Totals) and question.sites != sites:
+        raise InputError(f"the question about a table is not for the {sites} sites of its run: refused")
     try:
         return wire.encode(site.answer(question))
     except InputError as error:
-        logger.error("a question about this site's table has no answer: %s", error)
-        raise InputError("this site cannot answer about its table; its log says why") from None
+        raise Withheld("this site cannot answer about its table; its log says why", error) from None
 
 
 class RemoteTables:
@@ -58,6 +57,8 @@ class RemoteTables:
                 raise InputError(f"client {m} answers with something that is not the sums of its table: leave it out")
             if not np.isfinite(answer).all():
                 raise InputError(f"client {m} answers with sums that are not finite: leave it out")
+            if isinstance(question, Totals) and not _are_counts(Sums.split(answer, self._columns, question), m):
+                raise InputError(f"client {m} answers with numbers of rows that no table has: leave it out")
         return np.sum(answers, 0)
 
     def _ask(self, question: Names | Totals | Deviations) -> list[Any]:
@@ -67,6 +68,15 @@ class RemoteTables:
             kind = InputError if failure.kind is Kind.REFUSED else RuntimeError
             raise kind(f"the run cannot begin before all sites have answered about their tables; {failure}")
         return [wire.decode(replies[m]) for m in range(self.size)]
+
+
+def _are_counts(sums: Sums, m: int) -> bool:
+    """Whether these can be the counts of client m's table, of which some rows train and others validate."""
+    rows, training = sums.rows[m], sums.training[m]
+    whole = np.concatenate([sums.rows, sums.training, sums.present, sums.counts])
+    others = [*np.delete(sums.rows, m), *np.delete(sums.training, m)]
+    within = 1 <= training < rows <= MOST_ROWS and not any(others)
+    return bool(within and (whole == np.floor(whole)).all() and (whole >= 0).all() and (whole <= rows).all())
 
 
 def _is_name(value: Any) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from fedbilevel.core.population import Population
+from fedbilevel.core.population import MOST_ROWS, Population
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.user_files import Scalar, decoded, naming
 
-PROTOCOL = 2  # raised with every change to what the server and the sites send each other
+PROTOCOL = 4  # raised with every change to what the server and the sites send each other
 WHAT = "the message to begin a run"
-MOST_ROWS, MOST_FILES = 10**8, 100  # that a site may say it has: the server makes room for as many
+MOST_FILES = 100  # that a site may say it has
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,18 @@ class BeginMessage:
     names: tuple[str, ...] = ()  # of all clients
     code: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the user's code, by what it defines; "" for ours
     fit: str = ""  # the preprocessing of all sites' tables, where they have tables
+    privacy: str = ""  # how rows are kept private, with the noise
+    planned: Mapping[str, int] = field(default_factory=dict)  # then the calls of the whole run at a site, by client function
     sites: Sequence[Sequence[int]] = ()  # for each site its `Holdings.found`, or nothing while it has not said
+
+    weights: tuple[float, ...] = ()  # of all clients, where sums are secure
+
+    def agreement(self) -> str:
+        """The hash of what all sites of secure sums must know alike; `InputError` if this site's weight is not in it."""
+        if len(self.weights) != len(self.names) or list(self.weights[self.number : self.number + 1]) != [self.weight]:
+            raise InputError("the weights of a run with secure sums are not one for each site, or not this site's: refused")
+        shared = asdict(dataclasses.replace(self, number=0, weight=1.0))
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
 
     def encoded(self) -> bytes:
         """The bytes to send; the protocol is beside the run, so that a site of any version can read it."""

@@ -1,17 +1,17 @@
 """Requests to sites through NVIDIA FLARE's Collab API: one call per site and round, all at the same time.
 
-A site that does not answer in time is left out, and not asked again until it has: its late answer is discarded. What
-goes wrong at a site comes back as one line, never as a traceback, which could quote data. Once the job is aborted
-nothing comes back at all: FLARE ends the sites' parts before the server's, and answers from the sites that are left
-would pass for a round without the others.
+A site that does not answer in time is left out, and not asked again until it has: its late answer is discarded, unless the run
+asks for first answers and collects the late ones. What goes wrong at a site comes back as one line, never as a traceback,
+which could quote data. Once the job is aborted nothing comes back at all: FLARE ends the sites' parts before the server's,
+and answers from the sites that are left would pass for a round without the others.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -39,28 +39,34 @@ class Flare:
         self._names, self._timeout, self._aborted = names, timeout, aborted
         self._unreachable: set[int] = set()
         self._lines = {m: _Line(proxy, names[m]) for m, proxy in proxies.items()}
-        self._late: dict[int, Future[Answer]] = {}
+        self._late: dict[int, Future[Answer]] = {}  # whose answers will be discarded
+        self._under_way: dict[int, Future[Answer]] = {}  # whose answers will be collected
 
     def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
         """Send all sites their requests at the same time; returns the replies, and what went wrong at the others."""
         return self.call("answer", requests)
 
     def call(
-        self, method: str, requests: Mapping[int, bytes], timeout: float | None = None
+        self, method: str, requests: Mapping[int, bytes], timeout: float | None = None, enough: int | None = None
     ) -> tuple[dict[int, bytes], Failures]:
-        """Like `ask`, for any method that sites publish, and with a time limit of its own."""
+        """Like `ask`, for any method that sites publish, with a time limit of its own, or until so many have answered."""
         limit = self._timeout if timeout is None else timeout
         self._late = {m: future for m, future in self._late.items() if not future.done()}
         failures: Failures = {}
         for m in requests:
             if m not in self._lines:
                 failures[m] = Failure(Kind.UNREACHABLE, f"{self._names[m]} is not connected", sent=False)
-            elif m in self._late:
-                failures[m] = Failure(Kind.LATE, f"{self._names[m]} has not yet answered an earlier request", sent=False)
+            elif m in self._late or self._is_busy(m, enough):
+                kind = Kind.LATE if enough is None else Kind.UNDER_WAY
+                failures[m] = Failure(kind, f"{self._names[m]} has not yet answered an earlier request", sent=False)
         futures = {m: self._lines[m].call(method, request) for m, request in requests.items() if m not in failures}
-        wait(futures.values(), limit)
+        _wait(futures.values(), limit, len(futures) if enough is None else enough)
         replies: dict[int, bytes] = {}
         for m, future in futures.items():
+            if not future.done() and enough is not None:
+                self._under_way[m] = future
+                failures[m] = Failure(Kind.UNDER_WAY, f"{self._names[m]} has not answered yet")
+                continue
             if not future.done():
                 self._late[m] = future
                 failures[m] = Failure(Kind.LATE, f"{self._names[m]} did not answer within {limit:g} s")
@@ -73,6 +79,21 @@ class Flare:
         self._heed_an_abort(replies, failures)
         return replies, failures
 
+    def late(self) -> tuple[dict[int, bytes], Failures]:
+        """The replies to requests that were not waited for, and what went wrong, as far as they have come since."""
+        come = {m: future.result() for m, future in self._under_way.items() if future.done()}
+        self._under_way = {m: future for m, future in self._under_way.items() if m not in come}
+        replies = {m: answer for m, answer in come.items() if isinstance(answer, bytes)}
+        return replies, {m: answer for m, answer in come.items() if isinstance(answer, Failure)}
+
+    def wait(self, sites: Iterable[int]) -> None:
+        """Wait until these sites have answered earlier requests, at most a round's time."""
+        wait([self._under_way[m] for m in sites if m in self._under_way], self._timeout)
+
+    def _is_busy(self, m: int, enough: int | None) -> bool:
+        """Whether an answer of a site is under way, or has come and must be collected before the next one can be under way."""
+        return m in self._under_way and (enough is not None or not self._under_way[m].done())
+
     def _heed_an_abort(self, replies: Mapping[int, bytes], failures: Failures) -> None:
         """Raise `JobAborted` if the job is ending, of which sites that become unreachable may be the first sign."""
         unreachable = {m for m, failure in failures.items() if failure.kind is Kind.UNREACHABLE and failure.sent}
@@ -82,6 +103,14 @@ class Flare:
         if self._aborted():
             raise JobAborted("FLARE aborted the job")
         self._unreachable = (self._unreachable | unreachable) - replies.keys()
+
+
+def _wait(futures: Collection[Future[Answer]], limit: float, enough: int) -> None:
+    """Wait until so many sites have answered, or all have or failed, for as long as the limit allows."""
+    deadline, missing, answered = time.monotonic() + limit, set(futures), 0
+    while missing and answered < enough and (left := deadline - time.monotonic()) > 0:
+        done, missing = wait(missing, left, FIRST_COMPLETED)
+        answered += sum(isinstance(future.result(), bytes) for future in done)
 
 
 class _Line:

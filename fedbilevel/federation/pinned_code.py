@@ -11,7 +11,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import json
-import logging
 import os
 import re
 import sys
@@ -25,13 +24,12 @@ from typing import Any
 
 from fedbilevel import own_code
 from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, Withheld
 from fedbilevel.registry import Entry, Registry
 from fedbilevel.settings import nearest
 from fedbilevel.tasks import TASKS
 from fedbilevel.user_files import read_bytes
 
-logger = logging.getLogger(__name__)
 TABLES = {table.kind: table for table in (TASKS, ALGORITHMS)}
 TABLE = "[trusted]"
 PIN = re.compile("[0-9a-f]{64}")
@@ -135,8 +133,7 @@ def trusted(pins: Mapping[str, str], beside: Path, kind: str, name: str, sha256:
     try:
         return code.load(kind, name)
     except InputError as error:
-        logger.error("the pinned %s cannot be used: %s", pinned, error)
-        raise InputError(f"the code of the {kind} {name} fails at this site; its log says why") from None
+        raise Withheld(f"the code of the {kind} {name} fails at this site; its log says why", f"{pinned}: {error}") from None
 
 
 def check_pins(pins: Mapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.errors import InputError, in_one_line
@@ -43,10 +44,32 @@ class Roster:
 
     def ask(self, requests: dict[int, bytes]) -> tuple[dict[int, bytes], Failures]:
         """Like `Flare.ask`; a site that has not yet begun the run is first asked again to begin it."""
+        return self._ask(requests)
+
+    def ask_first(self, call: str, requests: dict[int, bytes], enough: int) -> tuple[dict[int, bytes], Failures]:
+        """Like `ask`, until so many have answered; the others' answers are under way."""
+        return self._ask(requests, enough)
+
+    def late(self) -> tuple[dict[int, bytes], Failures]:
+        """See `Flare.late`."""
+        return self._transport.late()
+
+    def wait(self, sites: Iterable[int]) -> None:
+        """See `Flare.wait`."""
+        self._transport.wait(sites)
+
+    def saved(self) -> dict[str, Any]:
+        """Nothing: answers under way are lost with the process."""
+        return {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """There is nothing to restore."""
+
+    def _ask(self, requests: dict[int, bytes], enough: int | None = None) -> tuple[dict[int, bytes], Failures]:
         failures = self._begin([m for m in requests if m not in self.data and m not in self.left_out])
         there = {m: request for m, request in requests.items() if m in self.data}
         first = not there.keys() <= self._answered
-        replies, unanswered = self._transport.call("answer", there, self._first_timeout if first else None)
+        replies, unanswered = self._transport.call("answer", there, self._first_timeout if first else None, enough)
         self._answered |= replies.keys()
         left_out = {m: failure._replace(sent=False) for m, failure in self.left_out.items() if m in requests}
         return replies, failures | unanswered | left_out

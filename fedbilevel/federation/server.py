@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 from nvflare.collab import collab
 
+from fedbilevel.aggregations import bundled
 from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.engines.arrivals import ARRIVALS, ArrivalsFile
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.table_exchange import RemoteTables
@@ -20,6 +26,7 @@ from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare, JobAborted
 from fedbilevel.federation.job import SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
+from fedbilevel.federation.own_secret import own_secret, private_key
 from fedbilevel.federation.pinned_code import sha256_here
 from fedbilevel.federation.roster import BEGINNING, Roster
 from fedbilevel.federation.sites_data import SitesData
@@ -28,10 +35,15 @@ from fedbilevel.own_code import label
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.options import privacy_text
+from fedbilevel.runs.spending import RowSpending, Spending
 from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.client_data import ClientData
 from fedbilevel.tasks.data.preprocessing import fitted
+
+if TYPE_CHECKING:
+    from fedbilevel.engines.secure_sum import Signatures
 
 CHECKPOINT_SECONDS = 3.0  # short, since a dead job costs more than a dead process: its sites must restart
 logger = logging.getLogger(__name__)
@@ -95,13 +107,13 @@ class ExperimentServer:
         failures = roster.begin()
         self._data.add(roster.data)
         declared = experiment.task.declared
-        if configuration.options.weights == "rows" or (declared and declared.found):
+        if configuration.options.weights == "rows" or (declared and declared.found) or experiment.spending:
             for m in self._data.unknown:
                 line = f"the run cannot begin before all sites have said how many rows they have; {failures[m]}"
                 raise (InputError if m in roster.left_out else RuntimeError)(line)
             experiment, again = self._described(configuration, fit)
             if again != beginnings:
-                failures = roster.begin(again)
+                beginnings, failures = again, roster.begin(again)
         for m, failure in failures.items():
             logger.warning("%s has not begun: %s", self.sites[m], failure)
         task = self._data.measurable(experiment.task)
@@ -109,12 +121,31 @@ class ExperimentServer:
             self._said = [self._data.line(task.population.weights.tolist())]
         shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
         drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
-        engine = DeployedEngine(roster, task.population, drawn, shapes, tested, configuration.options.aggregation())
+        rule, own = experiment.engine.aggregation, None
+        if rule.noisy:
+            own = self._own_key(own_secret(Path(collab.workspace.get_root_dir()) / "privacy"))
+        record = ArrivalsFile(Path(self.folder) / ARRIVALS)
+        engine = DeployedEngine(
+            roster, task.population, drawn, shapes, tested, rule, own, record, self._signatures(rule, beginnings)
+        )
         return dataclasses.replace(experiment, task=task, engine=engine)
+
+    def _own_key(self, secret: bytes) -> Callable[[bytes], np.ndarray]:
+        """What makes the words of a random key for a question of this run."""
+        return lambda question: private_key(secret, b"\0".join([self.identity.encode(), question]))
+
+    def _signatures(self, rule: Aggregation, beginnings: dict[int, bytes]) -> Signatures | None:
+        """The sites' signatures, if the run's sums are secure."""
+        if not rule.hides:
+            return None
+        from fedbilevel.federation.kit_identity import SiteSignatures
+
+        agreed = BeginMessage.read(beginnings[0]).agreement()
+        return SiteSignatures(Path(collab.workspace.get_root_dir()), self.sites, agreed)
 
     def _fit(self, configuration: Configuration, transport: Flare) -> str:
         """The preprocessing of the sites' tables: the one that the run began with, or from what they say; "" without tables."""
-        columns = configuration.task_class().columns
+        columns = configuration.task_settings().columns
         if columns is None:
             return ""
         fit = RunFolder(Path(self.folder)).preprocessing()
@@ -132,11 +163,17 @@ class ExperimentServer:
             raise InputError(f"the task has {population.size} clients, but the federation has {len(self.sites)} sites")
         if configuration.options.weights == "rows":
             population = self._data.by_rows(population)
-        messages = self._beginnings(configuration, fit, [float(w) * population.size for w in population.weights])
+        weights = [float(w) * population.size for w in population.weights]
+        if isinstance(experiment.spending, RowSpending) and not self._data.unknown:
+            experiment = dataclasses.replace(experiment, spending=self._data.costing(experiment.spending))
+        messages = self._beginnings(configuration, fit, weights, experiment.spending)
         return dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, population=population)), messages
 
-    def _beginnings(self, configuration: Configuration, fit: str, weights: list[float]) -> dict[int, bytes]:
+    def _beginnings(
+        self, configuration: Configuration, fit: str, weights: list[float], spending: Spending | None = None
+    ) -> dict[int, bytes]:
         """For each site the message that begins the run."""
+        private = spending if isinstance(spending, RowSpending) else None
         task, algorithm, _ = configuration.names()
         message = BeginMessage(
             label(task),
@@ -152,6 +189,9 @@ class ExperimentServer:
             sites=self._data.found,
             aggregate=configuration.options.aggregate,
             names=tuple(self.sites),
+            privacy="" if private is None else privacy_text(private.privacy),
+            planned={} if private is None or self._data.unknown else private.planned(),
+            weights=tuple(weights) if bundled(configuration.options.aggregate).hides else (),
         )
         return {m: dataclasses.replace(message, number=m, weight=w).encoded() for m, w in enumerate(weights)}
 

@@ -11,30 +11,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.client_lists import converted
 from fedbilevel.core.mean_check import check_means
-from fedbilevel.core.population import Population
+from fedbilevel.core.population import MOST_ROWS, Population
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError
-from fedbilevel.federation.begin_message import MOST_ROWS
-from fedbilevel.federation.pinned_code import check_pins, trusted
+from fedbilevel.federation.pinned_code import TABLES, check_pins, trusted
 from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.own_code import is_ours
 from fedbilevel.registry import find
 from fedbilevel.settings import configure, nearest
-from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.client_data import ClientData, built
 from fedbilevel.tasks.data.preprocessing import Preprocessing
-from fedbilevel.tasks.data.table_files import opened
 from fedbilevel.tasks.data.table_sums import SiteTable
-from fedbilevel.tasks.data.tables import Tables, site_table
+from fedbilevel.tasks.data.tables import Tables, opened_source, site_table
+from fedbilevel.tasks.label_errors import LabelErrors
 from fedbilevel.user_files import Scalar, read_arrays, read_toml
 
 LEVELS = ("upper", "lower", "test")
 LOADERS = ("share", "files", "function", "task", "table")
-TABLES = {table.kind: table for table in (TASKS, ALGORITHMS)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class SiteData:
     task: str
     loader: str
     client: int = 0  # share: which of the simulated clients it is
-    path: str = ""  # files: the .npz, table: the .csv or .parquet; relative to the configuration
+    path: str = ""  # files: the .npz, table: the .csv or .parquet, or the folder of images; relative to the configuration
     function: str = ""  # function: module:name
     data: str = ""  # folder of data sets that are not bundled; task: of the site's own file
     knobs: Mapping[str, Scalar] = field(default_factory=dict)  # settings of the task that the site insists on
@@ -66,11 +62,17 @@ class SiteData:
         """Raise `InputError` unless the site is set up for runs of this task with these knobs."""
         if task != self.task:
             raise InputError(f"this site is set up for the task {self.task}, not for {task}: refused")
-        for name, value in self.knobs.items():
+        for name, value in {**self._columns(), **self.knobs}.items():
             if name not in knobs:
                 raise InputError(f"this site insists on a knob {name!r} that {task} does not have{nearest(name, knobs)}")
             if value != knobs[name]:
-                raise InputError(f"this site insists on {name} = {value}, but the run has {name} = {knobs[name]}: refused")
+                raise InputError(f"this site insists on {name} = {value!r}, but the run has {name} = {knobs[name]!r}: refused")
+
+    def _columns(self) -> dict[str, Scalar]:
+        """The columns of its table that the site agrees to unless it names others, if knobs and not pinned code name them."""
+        if self.loader != "table" or self.task != "label-errors":
+            return {}
+        return {name: getattr(LabelErrors, name) for name in LabelErrors.roles}
 
     def configured(self, kind: str, name: str, code: Mapping[str, str], values: Mapping[str, Any]) -> Any:
         """The task or the algorithm that a run names, with its settings; `InputError` if it is own code without a pin here.
@@ -104,7 +106,7 @@ class SiteData:
             upper, lower, *test = rows = [_alike(self.file, *of) for of in zip(LEVELS, parts, forms, strict=False)]
             for of in zip(LEVELS, rows, forms, strict=False) if is_ours(type(settings)) else ():
                 _check_places(self.file, *of)
-            own = Population.build(like.problem, [upper], [lower], None, like.batch_size, test or None)
+            own = Population.build(like.problem, [upper], [lower], None, like.batch_size, test or None, like.own_x)
         if not is_ours(type(settings)):
             check_means(own, task.x, task.y, pooled=True)
         return task, own
@@ -115,8 +117,8 @@ class SiteData:
         if self.loader != "table" or columns is None or columns.features is None:
             raise InputError(f'{self.file}: {self.task} with loader = "{self.loader}" has no table with named features')
         if not self.path:
-            raise InputError(f"{self.file}: path must name a .csv or .parquet file")
-        return site_table(opened(self.file.parent / self.path), columns, number)
+            raise InputError(f"{self.file}: path must name a .csv or .parquet file, or a folder of images")
+        return site_table(opened_source(self.file.parent / self.path), columns, number)
 
     def _of_table(self, settings: Any, number: int, fit: str) -> Task:
         """The task on this site's table, preprocessed as all sites' tables together."""

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
+from fedbilevel.core.problem import Tree
+from fedbilevel.engines.call_shapes import EVALUATING, CallShapes
 from fedbilevel.errors import InputError
+from fedbilevel.runs.duration import in_words, largest_array, work
 from fedbilevel.settings import nearest
 
 REFUSABLE = ("gather",)
@@ -24,11 +33,17 @@ class SitePolicy:
     refuse: Sequence[str] = ()  # gather: algorithms whose server needs single answers
     least_batch_size: int = 0  # rows in a minibatch; without minibatches all rows count
     least_rows: int = 0  # behind any answer: those of each loss, of what is held out, and of a minibatch
-    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and a minibatch of it
+    epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
+    delta: float = 1e-5
+    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
+    seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
 
     def __post_init__(self) -> None:
-        if not self.memory > 0:
-            raise InputError(f"policy: memory must be a number of gigabytes above 0; given: {self.memory:g}")
+        for name, unit in (("memory", "gigabytes"), ("seconds", "seconds")):
+            if not getattr(self, name) > 0:
+                raise InputError(f"policy: {name} must be a number of {unit} above 0; given: {getattr(self, name):g}")
+        if self.epsilon is not None and not (self.epsilon > 0 and 0 < self.delta < 1):
+            raise InputError(f"policy: epsilon must be above 0 and delta between 0 and 1; given: {self.epsilon}, {self.delta}")
         for name in self.refuse:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")
@@ -37,9 +52,16 @@ class SitePolicy:
         """Raise `InputError` if the site's own sums, from which tables are preprocessed alike, must not be seen alone."""
         if self.secure_sum or self.at_least:
             raise InputError("this site insists on secure sums, but tables are preprocessed from each site's own sums: refused")
+        if self.epsilon is not None:
+            raise InputError("this site insists on privacy, but tables are preprocessed from its exact sums: refused")
 
-    def agree(self, algorithm: Algorithm, rule: Aggregation) -> None:
-        """Raise `InputError` unless a run of this algorithm with this aggregation meets the conditions."""
+    def agree(self, algorithm: Algorithm, rule: Aggregation, private: bool = False) -> None:
+        """Raise `InputError` unless a run of this algorithm with this aggregation, private or not, meets the conditions."""
+        if self.epsilon is not None and not private:
+            raise InputError(
+                f"this site insists on privacy of its rows (ε = {self.epsilon:g} in all), which the run does not have: add "
+                "--epsilon"
+            )
         if (self.secure_sum or self.at_least) and not rule.hides:
             raise InputError(f"this site insists on secure sums, but the run's aggregation is {type(rule).__name__}: refused")
         least = rule.settings().get("at_least", 0)
@@ -52,13 +74,35 @@ class SitePolicy:
                 f"this site refuses gather, but the server of {type(algorithm).__name__} needs what each site sends: refused"
             )
 
+    def agree_fewest(self, rows: int) -> None:
+        """Raise `InputError` unless so many rows suffice behind an answer."""
+        if rows < self.least_rows:
+            raise InputError(f"this site insists on at least {self.least_rows} rows behind an answer: refused")
+
     def agree_rows(self, own: Population) -> None:
         """Raise `InputError` unless answers from this population of one meet the conditions."""
         batch, levels = own.batch_size, [shards for shards in (own.upper, own.lower, own.test) if shards is not None]
         if batch is not None and batch < self.least_batch_size:
             raise InputError(f"this site insists on batch_size >= {self.least_batch_size}, but the run has {batch}: refused")
-        fewest = min([int(shards.size[0]) for shards in levels] + ([] if batch is None else [batch]))
-        if fewest < self.least_rows:
-            raise InputError(f"this site insists on at least {self.least_rows} rows behind an answer: refused")
+        if min(int(shards.size[0]) for shards in (own.upper, own.lower)) < self.least_batch_size:
+            raise InputError(f"this site insists on minibatches of {self.least_batch_size} rows, but a loss has fewer: refused")
+        self.agree_fewest(min([int(shards.size[0]) for shards in levels] + ([] if batch is None else [batch])))
         for shards in levels:
             require_memory("a minibatch", (batch or 0) * shards.row_bytes(), "lower batch_size")
+
+    def agree_work(self, algorithm: Algorithm, own: Population, shapes: CallShapes) -> None:
+        """Raise `InputError` if an answer would take too long here, or an array of it too much memory; nothing is computed."""
+        for name, found in shapes.items():
+            for shape in found if name != EVALUATING else ():
+                program = jax.make_jaxpr(partial(_answer, algorithm, name))(own, randomness.key(0), shape.arguments.empty())
+                needed = work(program.jaxpr, rounds=1).seconds()
+                if needed > self.seconds:
+                    raise InputError(
+                        f"an answer of {name} would take {in_words(needed)} or more here, and this site allows "
+                        f"{in_words(self.seconds)}: lower the hyperparameters that say how much clients compute"
+                    )
+                require_memory(f"an array of {name}", largest_array(program.jaxpr), "lower the hyperparameters")
+
+
+def _answer(algorithm: Algorithm, name: str, own: Population, key: Array, args: tuple) -> Tree:
+    return getattr(algorithm, name)(own.alone(key, jnp.ones(()), jnp.int32(0)), *args)

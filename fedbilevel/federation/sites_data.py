@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedbilevel.core.population import Population
+from fedbilevel.core.privacy import LOWER, UPPER
 from fedbilevel.errors import InputError
 from fedbilevel.federation.begin_message import Holdings
 from fedbilevel.runs.files import write_atomically
+from fedbilevel.runs.spending import RowSpending
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.client_data import RowCounts
 from fedbilevel.user_files import read_json
@@ -61,6 +63,12 @@ class SitesData:
         """The population with weights in proportion to the sites' rows, once all of them are known."""
         rows = [said.rows for said in self._each if said is not None]
         return population.weighted("rows", rows) if len(rows) == len(self._sites) else population
+
+    def costing(self, spending: RowSpending) -> RowSpending:
+        """What a run costs these sites in privacy, once their rows are known."""
+        said = [one for one in self._each if one is not None]
+        rows = {UPPER: min(one.upper for one in said), LOWER: min(one.lower for one in said)}
+        return dataclasses.replace(spending, rows=rows)
 
     def measurable(self, task: Task) -> Task:
         """The task with metrics of the run's own data alone; its notes say which are left out, and which rows others are of.

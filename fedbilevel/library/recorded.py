@@ -33,7 +33,10 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
     configuration = _configuration(experiment, described)
     declared = experiment.task.declared
     headline = declared.settings.headline if declared else LOSSES[0]
-    code = executed_hashes(() if is_unnamed(configuration.task) else configuration.names())
+    code = {}
+    if declared and not is_unnamed(configuration.task):
+        parts = declared.settings, experiment.algorithm, experiment.options.aggregation()
+        code = executed_hashes(dict(zip(configuration.names(), map(type, parts), strict=True)))
     beginning = Beginning.now(configuration, code, headline, list(experiment.algorithm.diagnostics()))
     folder, last = RunFolder(out).begin(beginning), list[Snapshot]()
 
@@ -70,7 +73,7 @@ def execute(
 def _configuration(experiment: Experiment, described: bool) -> Configuration:
     algorithm, task, declared = experiment.algorithm, "<solve>", experiment.task.declared
     of_algorithm = name_of(ALGORITHMS, algorithm)
-    if declared and described and not is_unnamed(of_algorithm):
+    if declared and declared.data is not None and described and not is_unnamed(of_algorithm):
         task = name_of(TASKS, declared.settings)
     return Configuration(
         task,
@@ -78,6 +81,6 @@ def _configuration(experiment: Experiment, described: bool) -> Configuration:
         of_algorithm,
         plain(algorithm),
         experiment.options,
-        declared.data if declared else "",
+        (declared.data if declared else None) or "",
         precision=jax.numpy.zeros(()).dtype.name,
     )

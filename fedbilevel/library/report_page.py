@@ -11,13 +11,14 @@ from fedbilevel.report.page_data import contents
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.folder import SweepFolder
+from fedbilevel.runs.tuning.folder import TuningFolder
 
 
 def write_report(*folders: str | Path, out: str | Path = "report.html") -> Path:
-    """Write one HTML file with the numbers, curves, data and settings of runs and sweeps; it needs no network.
+    """Write one HTML file with the numbers, curves, data and settings of runs, sweeps and tunings; no network needed.
 
     Args:
-        folders: runs, folders of runs, or sweeps.
+        folders: runs, folders of runs, sweeps, or tunings.
         out: the page to write; returned as a path.
 
     Raises:
@@ -30,8 +31,10 @@ def write_report(*folders: str | Path, out: str | Path = "report.html") -> Path:
     return target
 
 
-def found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder]]:
-    """The runs and the sweeps in these folders; `InputError` if one holds neither."""
+def found(directories: Sequence[Path]) -> tuple[list[RunFolder], list[SweepFolder], list[TuningFolder]]:
+    """The runs, the sweeps and the tunings in these folders; `InputError` if one holds none of them."""
     swept = [directory for directory in directories if (directory / "sweep.json").is_file()]
-    runs = [folder for directory in directories if directory not in swept for folder in RunFolder.find(directory)]
-    return runs, [SweepFolder(directory) for directory in swept]
+    tuned = {directory: folders for directory in directories if (folders := TuningFolder.find(directory))}
+    rest = [directory for directory in directories if directory not in swept and directory not in tuned]
+    runs = [folder for directory in rest for folder in RunFolder.find(directory)]
+    return runs, [SweepFolder(directory) for directory in swept], [folder for of in tuned.values() for folder in of]

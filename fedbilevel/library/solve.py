@@ -13,6 +13,7 @@ from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Participation
+from fedbilevel.core.privacy import RowPrivacy
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require, warn
@@ -22,6 +23,7 @@ from fedbilevel.own_code import is_unnamed, label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.experiment import Snapshot
+from fedbilevel.runs.options import privacy_text
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.data.preprocessing import Preprocessing
@@ -53,6 +55,8 @@ def solve(
     loss_bound: float = 1e6,
     aggregation: Aggregation | str = "mean",
     attack: str = "",
+    privacy: RowPrivacy | None = None,
+    arrivals: str = "",
     observe: Callable[[Snapshot], None] | None = None,
     out: str | Path | None = None,
 ) -> Solution:
@@ -69,7 +73,8 @@ def solve(
             clients may have unequal numbers of rows. `upper` is `lower` unless given. Without `JAX_ENABLE_X64=1` doubles
             become float32, and whole numbers that need more than 32 bits are refused.
         algorithm: a name in `fedbilevel.ALGORITHMS`, or an instance; for a local lower level every client has its own y.
-            Unless given, it is `FedPace`, which needs no tuning, or `FedPaceLocal` for a `Task` with a local lower level.
+            Unless given, it is `FedPace`, which needs no tuning, or for a `Task` with a local lower level
+            `FedPaceLocal`, and for one whose clients have an x each `FedPaceOwn`.
         rounds, steps: how long to run, in communication rounds or in outer steps of the algorithm; give one of the two.
         batch_size: rows in a minibatch; None takes all rows every time.
         clients_per_round, participation: who takes part: that many at random, or any `Participation`; everyone unless given.
@@ -87,6 +92,9 @@ def solve(
         aggregation: how the server aggregates the clients' answers: a name in `fedbilevel list`, with settings as in
             `"trimmed-mean(trim=2)"`, or an instance.
         attack: clients that lie, such as `"sign-flip:2"`.
+        privacy: `RowPrivacy(epsilon=8, delta=1e-5)` adds the noise that keeps every row of the clients private, calibrated to
+            the run. In a simulation it follows from the seed, so that x is private only to those who do not know that.
+        arrivals: when answers come, where the aggregation does not wait for all: `"lognormal:1"`, or a recorded file.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
@@ -98,7 +106,7 @@ def solve(
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
     if algorithm is None:
-        algorithm = DEFAULTS[f.lower_level if isinstance(f, Task) else "global"]
+        algorithm = f.default_algorithm if isinstance(f, Task) else DEFAULTS["global"]
     if isinstance(algorithm, str):
         name = chosen(ALGORITHMS, algorithm)
         algorithm = find(ALGORITHMS, "algorithm", name).configure(label(name), {})
@@ -106,6 +114,7 @@ def solve(
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
     require(observe is None or callable(observe), "observe", "a function", observe)
+    require(isinstance(privacy, RowPrivacy | None), "privacy", "such as RowPrivacy(epsilon=8)", privacy)
     rule: dict[str, Any] = {"aggregation": aggregation}
     if isinstance(aggregation, str):
         name, values = parts(aggregation)
@@ -133,6 +142,8 @@ def solve(
         products=products,
         loss_bound=loss_bound,
         attack=attack,
+        privacy=privacy_text(privacy),
+        arrivals=arrivals,
         **rule,
     )
     if out is not None:

@@ -6,27 +6,22 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.algorithms.base import Algorithm, require_algorithm
+from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
-from fedbilevel.library.names import name_of, plain
+from fedbilevel.library.parts import algorithm_part, known, task_part
 from fedbilevel.library.sweep_result import SweepResult, concluded
-from fedbilevel.own_code import adopted, is_unnamed, label, offers
-from fedbilevel.registry import Registry, chosen
+from fedbilevel.own_code import label
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.progress import Pace, counted
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
-from fedbilevel.runs.versions import changes_since, note_on_changes
-from fedbilevel.tasks import TASKS, declare
 from fedbilevel.tasks.base import Task
-from fedbilevel.tasks.data.datasets import data_folder
 from fedbilevel.user_files import naming
 
 
@@ -58,7 +53,8 @@ def sweep(
         grid: for each hyperparameter, or knob of the task, the values to try: `{"eta_x": [0.1, 1], "lam": [0.01, 0.1]}`.
             The name "eta_x+gamma_x" gives both the same value.
         seeds: how many runs every cell has, each with its own seed.
-        by: the metric to rank cells by; the task's own unless given.
+        by: the metric to rank cells by. Unless given, it is the task's own on validation rows, one in five of each client's
+            upper rows, which are then held out of the losses; or the upper loss, where a task has no rows to hold out.
         rounds, steps: how long a run is, in communication rounds or in outer steps; give one of the two.
         clients_per_round, bernoulli, dropout: who takes part: that many at random, or each with this probability; and with
             which probability one that was drawn drops out. Everyone takes part unless given.
@@ -75,11 +71,8 @@ def sweep(
     """
     require(isinstance(seeds, int) and not isinstance(seeds, bool), "seeds", "a whole number of at least 1", seeds)
     tried = _tried(grid)
-    if isinstance(algorithm, str):
-        of_algorithm = _Part(chosen(ALGORITHMS, algorithm), {})
-    else:
-        of_algorithm = _part(ALGORITHMS, require_algorithm(algorithm), tried)
-    of_task = _task(task, dict(knobs or {}), data, tried)
+    of_algorithm = algorithm_part(algorithm, untied(tried))
+    of_task = task_part(task, dict(knobs or {}), data, untied(tried))
     options = RunOptions(
         rounds=rounds,
         steps=steps,
@@ -91,19 +84,18 @@ def sweep(
         loss_bound=loss_bound,
     )
     with contextlib.ExitStack() as kept:
-        for part, kind in ((of_task, "task"), (of_algorithm, "algorithm")):
-            if part.own is not None:
-                kept.enter_context(adopted(part.own, kind))
+        kept.enter_context(known([(of_task, "task"), (of_algorithm, "algorithm")]))
         described = Sweep(
             of_task.name, of_task.settings, of_algorithm.name, of_algorithm.settings, tried, seeds, options, of_task.data
         )
+        described, how = described.judged(by)
         if out is None:
             place = Path(kept.enter_context(tempfile.TemporaryDirectory()))
-            return _stoppable(SweepFolder.create(place, described, metric=by), "give out=FOLDER to keep what is done")
-        unnamed = any(is_unnamed(name) for name in (of_task.name, of_algorithm.name))
+            return _stoppable(SweepFolder.create(place, described, metric=how.metric), "give out=FOLDER to keep what is done")
+        unnamed = of_task.unnamed or of_algorithm.unnamed
         if unnamed and (Path(out) / "sweep.json").exists():
             raise InputError(f"{out} holds a sweep, and no file describes what this one runs: choose another folder")
-        folder = SweepFolder.create(Path(out), described, metric=by)
+        folder = SweepFolder.create(Path(out), described, metric=how.metric)
         return _stoppable(folder, f"what is done is in {out}" if unnamed else continue_with(out))
 
 
@@ -111,25 +103,20 @@ def continued(folder: SweepFolder, said: Mapping[str, bool]) -> SweepResult:
     """Run what is missing in a sweep, given what the user says about its code."""
     with naming(folder.path):
         folder.confirm_code(**said)
-    if note := note_on_versions(folder):
+    if note := folder.note_on_versions():
         warn(note)
     return _stoppable(folder, continue_with(folder.path))
-
-
-def note_on_versions(folder: SweepFolder) -> str:
-    """A sentence on what has changed since the sweep's first runs; empty if nothing has."""
-    return note_on_changes(folder.path, changes_since(folder.versions, *folder.sweep.packages())) if folder.results() else ""
 
 
 def execute(folder: SweepFolder, console: Console, stop: StopRequest) -> None:
     """Run what is missing in a sweep, with its progress shown. Raises `Interrupted`."""
     swept, begun = folder.sweep, len(folder.results())
-    algorithm = label(swept.algorithm)
+    algorithm, budget = label(swept.algorithm), swept.options.rounds
     with counted(console, algorithm, "run", len(swept.cells()) * swept.seeds) as show:
-        first = Pace(console, f"the first runs of {algorithm}", swept.options.rounds or 0)
+        first = Pace(console, f"the first runs of {algorithm}", budget or 0)
 
-        def observe(done: int, rounds: int) -> None:
-            show(done, f"round {rounds}" if rounds else "")
+        def observe(done: int, together: int, rounds: int) -> None:
+            show(done + (together * rounds / budget if budget else 0), f"round {rounds}" if rounds else "")
             if rounds and done == begun:
                 first.note(rounds)
             stop.check()
@@ -143,48 +130,9 @@ def _stoppable(folder: SweepFolder, then: str) -> SweepResult:
     return concluded(folder)
 
 
-class _Part(NamedTuple):
-    """The task or the algorithm of a sweep: its name, its settings outside the grid, and its class if it is the user's."""
-
-    name: str
-    settings: dict[str, Any]
-    own: type | None = None
-    data: str = ""
-
-
 def _tried(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     require(isinstance(grid, Mapping), "grid", "a dictionary of values to try by name", grid)
     for name, values in grid.items():
         listed = isinstance(values, Iterable) and not isinstance(values, str)
         require(isinstance(name, str) and listed, f"grid: {name}", "a list of values to try", values)
     return {name: [getattr(value, "tolist", lambda value=value: value)() for value in grid[name]] for name in grid}
-
-
-def _task(task: str | type | Task, knobs: dict[str, Any], data: str | Path, tried: Mapping[str, Any]) -> _Part:
-    if isinstance(task, Task):
-        for what, given in (("knobs", knobs), ("data", data)):
-            if given:
-                raise InputError(f"a Task has its own {what}: leave it out")
-        if task.declared is not None:
-            return _part(TASKS, task.declared.settings, tried)._replace(data=task.declared.data)
-        return _part(TASKS, _declaration(task), tried)
-    where = data_folder(str(data))
-    if isinstance(task, str):
-        return _Part(chosen(TASKS, task), knobs, None, where)
-    require(offers(task, "task"), "task", "a name, a Task, or what @fedbilevel.task declares", task)
-    return _part(TASKS, task(), tried)._replace(settings=knobs, data=where)
-
-
-def _part(table: Registry, settings: Any, tried: Mapping[str, Any]) -> _Part:
-    name = name_of(table, settings)
-    fixed = {n: value for n, value in plain(settings).items() if n not in untied(tried)}
-    return _Part(name, fixed, None if name in table.bundled else type(settings))
-
-
-def _declaration(task: Task) -> Any:
-    """A declaration without knobs for a task that is already built."""
-
-    def solve() -> Task:
-        return task
-
-    return declare.task(solve)()

@@ -10,10 +10,12 @@ from typing import Any
 
 from fedbilevel.library.solution import data_frame
 from fedbilevel.report import grid_picture
+from fedbilevel.report.cells_table import cells_table
 from fedbilevel.report.history_picture import data_url
 from fedbilevel.report.styles import SCREEN, Style
+from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, untied
+from fedbilevel.runs.sweeps.sweep import Sweep, untied
 
 SHOWN = 10  # cells in a table for reading
 
@@ -77,14 +79,7 @@ def concluded(folder: SweepFolder, style: Style = SCREEN) -> SweepResult:
 
 def best_cells(result: SweepResult) -> list[list[str]]:
     """A table for reading: a heading, and the best cells with the metric that ranks them."""
-
-    def line(cell: Cell) -> list[str]:
-        mean = cell.mean(result.metric)
-        numbers = ["", ""] if math.isnan(mean) else [f"{mean:.4g}", f"{cell.deviation(result.metric):.2g}"]
-        return [*map(str, cell.values.values()), *numbers, f"{cell.diverged} of {result.swept.seeds}"]
-
-    head = [*result.swept.grid, result.metric.replace("_", " "), "deviation", "diverged"]
-    return [head, *(line(cell) for cell in result.cells[:SHOWN])]
+    return cells_table(result.swept, result.cells[:SHOWN], result.metric)
 
 
 def pictures(folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
         ]
         for axis, (metric, label, position) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             panel(axis, curves, metric, position)
-            axis.set(xlabel=label, ylabel=metric.replace("_", " "))
+            axis.set_xlabel(label)
         handles, names = figure.axes[0].get_legend_handles_labels()
         legend_above(figure, handles, names)
         written = list(dict.fromkeys([*(path.with_suffix(suffix) for suffix in FORMATS), path]))
@@ -40,9 +40,10 @@ def draw(curves: Sequence[Curve], path: Path, style: Style = SCREEN) -> list[Pat
 
 
 def panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[Curve, dict[str, Any]], float]) -> None:
-    """Draw a metric of the curves at their rows' positions; on a logarithmic scale if it falls a hundredfold.
+    """Draw a metric of the curves at their rows' positions; on a logarithmic scale, and labelled so, if it falls a hundredfold.
 
-    Of runs that differ only in their seed it draws the mean and its confidence interval.
+    Of runs that differ only in their seed it draws the mean and its confidence interval. A cross is where a run that diverged
+    was last measured.
     """
     lowest, highest = float("inf"), 0.0
     for k, series in enumerate(in_series(curves)):
@@ -57,7 +58,11 @@ def panel(axis: Any, curves: Sequence[Curve], metric: str, position: Callable[[C
             at, values = [common.at], [common.mean]
         for n, (positions, line) in enumerate(zip(at, values, strict=True)):
             axis.plot(positions, line, label=series.label if n == 0 else None, **look(k))
-    if 0 < lowest < highest / 100:
+            if series.runs[0].status == "diverged" and line:
+                axis.plot(positions[-1], line[-1], marker="x", markersize=8, color=look(k)["color"])
+    logarithmic = 0 < lowest < highest / 100
+    if logarithmic:
         axis.set_yscale("log")
+    axis.set_ylabel(metric.replace("_", " ") + (" (log scale)" if logarithmic else ""))
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)

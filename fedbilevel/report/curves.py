@@ -34,8 +34,14 @@ class Curve(NamedTuple):
 class Series(NamedTuple):
     """Runs that differ only in their seed, and ended alike."""
 
-    label: str
+    name: str
     runs: list[Curve]
+
+    @property
+    def label(self) -> str:
+        """The name, with how the runs ended unless they finished."""
+        status = self.runs[0].status
+        return self.name if status == "finished" else f"{self.name} ({status})"
 
     def ends(self, name: str) -> list[float]:
         """A number of the runs at their ends; nothing if one of them does not have it."""
@@ -49,9 +55,8 @@ def in_series(curves: Sequence[Curve]) -> list[Series]:
     for curve in curves:
         groups.setdefault((curve.series or curve.label, curve.status), []).append(curve)
     found = []
-    for (name, status), runs in groups.items():
-        name = runs[0].label if len(runs) == 1 else f"{name}, {len(runs)} seeds"
-        found.append(Series(name if status == "finished" else f"{name} ({status})", runs))
+    for (name, _), runs in groups.items():
+        found.append(Series(runs[0].label if len(runs) == 1 else f"{name}, {len(runs)} seeds", runs))
     return found
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedbilevel.report.styles import SCREEN, Style, save
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep
+from fedbilevel.runs.sweeps.cell import Cell
+from fedbilevel.runs.sweeps.sweep import Sweep
 
 
 class HeatMap(NamedTuple):

@@ -25,7 +25,7 @@ def figure(history: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
         drawn = ShownFigure(figsize=(WIDTH * len(names), HEIGHT), layout="constrained")
         for axis, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             panel(axis, [curve], name, lambda curve, row: row["rounds"])
-            axis.set(xlabel="communication rounds", ylabel=name.replace("_", " "))
+            axis.set_xlabel("communication rounds")
     return drawn
 
 

@@ -59,7 +59,7 @@ def _figure(curves: Sequence[Curve], path: Path, label: str, position: Callable[
         figure = Figure(figsize=(COLUMN.width, COLUMN.height), layout="constrained")
         axis = figure.subplots()
         panel(axis, curves, curves[0].headline, position)
-        axis.set(xlabel=label, ylabel=curves[0].headline.replace("_", " "))
+        axis.set_xlabel(label)
         legend_above(figure, *axis.get_legend_handles_labels())
         save(figure, path, COLUMN)
     return path

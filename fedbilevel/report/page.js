@@ -1,12 +1,12 @@
 "use strict";
 // The page's values are in `data`, as report/page_data.py makes them; what the reader chose is in `chosen`.
 let data = JSON.parse(document.getElementById("data").textContent);
-const chosen = { axis: "rounds", logX: false, logY: false, hidden: new Set(), sort: null, descending: true };
+const chosen = { axis: "rounds", scaleX: "linear", scaleY: "", hidden: new Set(), sort: null, descending: true, cells: {} };
 const DASHES = ["solid", "dash", "dashdot", "dot"];
-const POLL_MILLISECONDS = 2000;
+const POLL_MILLISECONDS = 1000;  // so that what is new is seen within two seconds
 
 const words = (name) => name.replaceAll("_", " ");
-const last = (values) => values[values.length - 1];
+const isDark = () => document.documentElement.classList.contains("dark");
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function element(tag, attributes = {}, ...children) {
@@ -25,59 +25,72 @@ function number(value, digits = 4) {
   return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6 ? String(Number(value.toPrecision(digits))) : value.toExponential(2);
 }
 
+const drawn = {};
+
+// Whether these values are to be drawn: they, or the colours, are not those of the last time.
+function isNew(name, values) {
+  const now = JSON.stringify([isDark(), values]);
+  const before = drawn[name];
+  drawn[name] = now;
+  return now !== before;
+}
+
+function command(text) {
+  const copy = element("button", { type: "button", onclick: async () => {
+    await navigator.clipboard.writeText(text);
+    copy.textContent = "copied";
+  } }, "copy");
+  const parts = text.split(" ").flatMap((word) => [" ", element("span", {}, word)]).slice(1);  // no line ends within an option
+  return element("div", { class: "command" }, element("code", {}, ...parts), ...(navigator.clipboard ? [copy] : []));
+}
+
 // --- the runs' table -------------------------------------------------------------------------------------------------
 
-function tableColumns() {
-  const metric = (name) => ({ name: words(name), value: (run) => last(run.columns[name] ?? [null]) });
-  const fixed = (name, value) => ({ name, value });
-  return [
-    { name: "run", value: (run) => run.label, text: true },
-    ...data.metrics.filter((name) => !data.losses.includes(name)).map(metric),
-    fixed("rounds", (run) => last(run.columns.rounds)),
-    fixed("MB up", (run) => run.megabytes_up),
-    fixed("MB down", (run) => run.megabytes_down),
-    fixed("gradients", (run) => last(run.columns.gradients ?? [null])),
-    fixed("second-order products", (run) => last(run.columns.second_order ?? [null])),
-    fixed("seconds", (run) => last(run.columns.seconds)),
-    { name: "status", value: (run) => run.status, text: true, status: true },
-  ];
+function statusOf(line) {
+  const runs = line.runs.map((k) => data.runs[k]);
+  const { status, unit, done, of } = runs.reduce((slowest, run) => (run.done < slowest.done ? run : slowest));
+  if (status === "unfinished") return `${unit} ${done} of ${of}`;
+  return status === "diverged" ? `diverged after ${unit} ${done}` : status;
+}
+
+function statusCell(line) {
+  const runs = line.runs.map((k) => data.runs[k]);
+  const warnings = runs.reduce((count, run) => count + run.warnings.length, 0);
+  const cell = element("td", { class: `status ${runs[0].status}`, "data-column": "status" }, statusOf(line));
+  if (warnings) cell.append(", ", element("a", { href: "#notes" }, `${warnings} warning${warnings === 1 ? "" : "s"}`));
+  return cell;
 }
 
 function showTable() {
-  const columns = tableColumns();
-  const order = data.runs.map((_, k) => k);
-  const by = columns.find((column) => column.name === chosen.sort);
-  if (by) {
+  const { columns, lines } = data.table;
+  const order = lines.map((_, k) => k);
+  if (chosen.sort !== null) {
     const sign = chosen.descending ? -1 : 1;
-    const rank = (k) => by.value(data.runs[k]);
-    const missing = (value) => value === null || value === undefined;
+    const rank = (k) => (chosen.sort === "run" ? lines[k].label : lines[k].cells[columns.indexOf(chosen.sort)]?.value ?? null);
     order.sort((a, b) => {
       const [p, q] = [rank(a), rank(b)];
-      if (missing(p) || missing(q)) return missing(p) - missing(q);
-      return sign * (by.text ? p.localeCompare(q) : p - q);
+      if (p === null || q === null) return (p === null) - (q === null);
+      return sign * (typeof p === "string" ? p.localeCompare(q) : p - q);
     });
   }
-  const head = columns.map((column) => {
+  const head = ["run", ...columns].map((name) => {
     const sort = () => {
-      chosen.descending = chosen.sort === column.name ? !chosen.descending : !column.text;
-      chosen.sort = column.name;
+      chosen.descending = chosen.sort === name ? !chosen.descending : name !== "run";
+      chosen.sort = name;
       showTable();
     };
-    const sorted = chosen.sort === column.name ? { "aria-sort": chosen.descending ? "descending" : "ascending" } : {};
-    return element("th", { scope: "col", ...sorted }, element("button", { type: "button", onclick: sort }, column.name));
+    const sorted = chosen.sort === name ? { "aria-sort": chosen.descending ? "descending" : "ascending" } : {};
+    return element("th", { scope: "col", ...sorted }, element("button", { type: "button", onclick: sort }, name));
   });
   const body = order.map((k) => {
-    const run = data.runs[k];
-    const cells = columns.map((column) => {
-      const value = column.value(run);
-      const attributes = { "data-column": column.name, "data-value": value ?? "" };
-      if (column.status) Object.assign(attributes, { class: `status ${run.status}`, title: run.reason });
-      return element("td", attributes, column.text ? value : number(value));
+    const cells = lines[k].cells.map((cell, c) => {
+      const attributes = { "data-column": columns[c], "data-value": cell.value ?? "", ...(cell.best ? { class: "best", title: "the best" } : {}) };
+      return element("td", attributes, cell.text);
     });
-    return element("tr", { "data-run": k }, ...cells);
+    return element("tr", { "data-line": k }, element("td", { "data-column": "run" }, lines[k].label), ...cells, statusCell(lines[k]));
   });
   document.getElementById("runs").replaceChildren(
-    element("thead", {}, element("tr", {}, ...head)),
+    element("thead", {}, element("tr", {}, ...head, element("th", { scope: "col", class: "status" }, "status"))),
     element("tbody", {}, ...body),
   );
 }
@@ -85,9 +98,8 @@ function showTable() {
 // --- curves ----------------------------------------------------------------------------------------------------------
 
 function look(k) {
-  const colour = data.colours[k % data.colours.length];
-  const dash = DASHES[Math.floor(k / data.colours.length) % DASHES.length];
-  return { colour: colour === "#000000" ? colourOf("--ink") : colour, dash };
+  const colours = data.colours[isDark() ? "dark" : "light"];
+  return { colour: colours[k % colours.length], dash: DASHES[Math.floor(k / colours.length) % DASHES.length] };
 }
 
 function transparent(colour, opacity) {
@@ -98,39 +110,75 @@ function transparent(colour, opacity) {
 function layout(horizontal, vertical, more = {}) {
   const axis = { gridcolor: colourOf("--line"), linecolor: colourOf("--line"), zeroline: false, automargin: true };
   return {
-    margin: { l: 58, r: 14, t: 12, b: 44 },
+    margin: { l: 52, r: 16, t: 14, b: 44 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colourOf("--ink"), family: "system-ui, sans-serif", size: 12 },
     showlegend: false,
     hovermode: "closest",
-    hoverlabel: { namelength: -1 },
+    hoverlabel: { namelength: -1, bgcolor: colourOf("--panel"), bordercolor: colourOf("--line"), font: { color: colourOf("--ink") } },
     xaxis: { ...axis, title: { text: horizontal, standoff: 8 } },
     yaxis: { ...axis, title: { text: vertical, standoff: 8 } },
     ...more,
   };
 }
 
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const CONFIG = { responsive: true, displayModeBar: false };
 
-function traces(metric) {
-  return data.series.flatMap((series, k) => {
-    if (chosen.hidden.has(series.label)) return [];
+// The points of a curve that its axes can show: a logarithmic one has no place for zero, and no line comes from there.
+function points(at, values, scaleY) {
+  const has = (value, scale) => value !== null && value !== undefined && (scale !== "log" || value > 0);
+  const kept = at.map((_, k) => k).filter((k) => has(at[k], chosen.scaleX) && (values[k] === null || has(values[k], scaleY)));
+  return { x: kept.map((k) => at[k]), y: kept.map((k) => values[k]) };
+}
+
+function seriesOf(metric) {
+  return data.series.map((series, k) => ({ series, k, band: (series.bands[chosen.axis] ?? {})[metric] })).filter(({ series }) => !chosen.hidden.has(series.label));
+}
+
+function columnsOf(run, metric) {
+  const { [chosen.axis]: at, [metric]: values } = run.columns;
+  return at && values ? { at, values } : { at: [], values: [] };
+}
+
+// The vertical scale: as chosen, or logarithmic where a metric falls a hundredfold, as in the pictures.
+function scaleOf(metric) {
+  if (chosen.scaleY) return chosen.scaleY;
+  const values = seriesOf(metric).flatMap(({ series, band }) => band?.mean ?? series.runs.flatMap((r) => columnsOf(data.runs[r], metric).values));
+  const found = values.filter((value) => value !== null);
+  return found.length && Math.min(...found) > 0 && Math.min(...found) < Math.max(...found) / 100 ? "log" : "linear";
+}
+
+function traces(metric, scaleY) {
+  const hover = chosen.axis === "rounds" ? "%{y:.4~g}" : "%{y:.4~g} at %{x:.4~g}";  // runs share rounds, and nothing else
+  return seriesOf(metric).flatMap(({ series, k, band }) => {
     const { colour, dash } = look(k);
     const line = { color: colour, width: 2, dash };
-    const band = (series.bands[chosen.axis] ?? {})[metric];
+    const curve = (name, { x, y }) => {
+      const mode = y.filter((value) => value !== null).length > 1 ? "lines" : "markers";  // a point has no line
+      return { x, y, name, mode, line, marker: { color: colour, size: 7 }, hovertemplate: hover };
+    };
+    const ends = series.runs.map((r) => data.runs[r]).filter((run) => run.status === "diverged").flatMap((run) => {
+      const { at, values } = columnsOf(run, metric);
+      const { x, y } = points(at, values, scaleY);
+      const end = y.findLastIndex((value) => value !== null);
+      const marker = { symbol: "x", size: 10, color: colour, line: { width: 1.5, color: colourOf("--paper") } };
+      return end < 0 ? [] : [{ x: [x[end]], y: [y[end]], name: `${run.label}, then diverged`, mode: "markers", marker, hovertemplate: hover, cliponaxis: false }];
+    });
     if (!band) {
-      return series.runs.filter((r) => data.runs[r].columns[metric] && data.runs[r].columns[chosen.axis]).map((r) => {
-        const columns = data.runs[r].columns;
-        const name = series.runs.length > 1 ? data.runs[r].label : series.label;
-        return { x: columns[chosen.axis], y: columns[metric], name, mode: "lines", line };
-      });
+      return series.runs.map((r) => data.runs[r]).map((run) => {
+        const { at, values } = columnsOf(run, metric);
+        return curve(series.runs.length > 1 ? run.label : series.label, points(at, values, scaleY));
+      }).concat(ends);
     }
+    const lowest = Math.min(...band.mean.filter((value) => value > 0)) / 10;  // where the band of a logarithmic chart ends
+    const low = scaleY === "log" ? band.low.map((value) => Math.max(value, lowest)) : band.low;
     const edge = { mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
     return [
-      { ...edge, x: band.at, y: band.low },
-      { ...edge, x: band.at, y: band.high, fill: "tonexty", fillcolor: transparent(colour, 0.2) },
-      { x: band.at, y: band.mean, name: series.label, mode: "lines", line },
+      { ...edge, ...points(band.at, low, scaleY) },
+      { ...edge, ...points(band.at, band.high, scaleY), fill: "tonexty", fillcolor: transparent(colour, 0.2) },
+      curve(series.label, points(band.at, band.mean, scaleY)),
+      ...ends,
     ];
   });
 }
@@ -147,10 +195,12 @@ function showCurves() {
   }
   const open = document.getElementById("reported").open;
   for (const metric of [...data.metrics, ...(open ? data.diagnostics : [])]) {
-    const shown = layout(data.axes[chosen.axis], words(metric));
-    if (chosen.logX) shown.xaxis.type = "log";
-    if (chosen.logY) shown.yaxis.type = "log";
-    Plotly.react(place(metric), traces(metric), shown, CONFIG);
+    const scaleY = scaleOf(metric);
+    const horizontal = data.axes[chosen.axis] + (chosen.scaleX === "log" ? " (log scale, without 0)" : "");
+    const shown = layout(horizontal, scaleY === "log" ? "log scale" : "", { hovermode: "x unified", hoverdistance: -1 });
+    Object.assign(shown.xaxis, { type: chosen.scaleX, rangemode: "nonnegative", hoverformat: ",.4~g" });
+    Object.assign(shown.yaxis, { type: scaleY, ...(scaleY === "log" ? { dtick: "D2", exponentformat: "power" } : {}) });
+    Plotly.react(place(metric), traces(metric, scaleY), shown, CONFIG);
   }
 }
 
@@ -174,35 +224,129 @@ function showControls() {
     entry.append(series.label);
     return entry;
   });
-  document.getElementById("legend").replaceChildren(...entries);
+  const crosses = data.runs.some((run) => run.status === "diverged") ? [element("span", { class: "wrong" }, "× last measured before a run diverged")] : [];
+  document.getElementById("legend").replaceChildren(...entries, ...crosses);
 }
 
 // --- sweeps ----------------------------------------------------------------------------------------------------------
 
+// A heat map whose numbers are written in black or white, whichever is clearer on their cell.
+function heatMap({ rows, columns, numbers, texts, hover, crosses = [] }) {
+  const known = numbers.flat().filter((value) => value !== null);
+  const [least, most] = [Math.min(...known), Math.max(...known)];
+  const ends = [colourOf("--least"), colourOf("--most")];
+  const parts = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const light = (share) => {
+    const [from, to] = ends.map(parts);
+    const linear = from.map((value, c) => ((value + share * (to[c] - value)) / 255) ** 2.2);
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.18;
+  };
+  const written = texts.flatMap((row, r) => row.flatMap((text, c) => {
+    if (crosses.includes(`${r},${c}`)) return [{ x: columns[c], y: rows[r], text: "×", colour: colourOf("--wrong"), size: 18 }];
+    const share = most > least ? (numbers[r][c] - least) / (most - least) : 0;
+    return text === "" ? [] : [{ x: columns[c], y: rows[r], text, colour: light(share) ? "#000000" : "#ffffff", size: 12 }];
+  }));
+  const map = {
+    type: "heatmap", z: numbers, x: columns, y: rows, colorscale: ends.map((colour, k) => [k, colour]), xgap: 2, ygap: 2, showscale: false,
+    customdata: texts, hovertemplate: hover,
+  };
+  const labels = {
+    mode: "text", x: written.map((one) => one.x), y: written.map((one) => one.y), text: written.map((one) => one.text),
+    textfont: { color: written.map((one) => one.colour), size: written.map((one) => one.size) }, hoverinfo: "skip",
+  };
+  return [map, labels];
+}
+
+// A frame around a cell, by its place in the rows and columns.
+function frame([r, c]) {
+  return { type: "rect", x0: c - 0.5, x1: c + 0.5, y0: r - 0.5, y1: r + 0.5, line: { color: colourOf("--ink"), width: 2.5 } };
+}
+
+function mapLayout(across, down, more = {}) {
+  const shown = layout(across, down);
+  Object.assign(shown.xaxis, { type: "category", showgrid: false });
+  Object.assign(shown.yaxis, { type: "category", showgrid: false, autorange: "reversed", ...more });
+  return shown;
+}
+
+function cellsTable(sweep, key) {
+  const place = element("div");
+  const choose = (k) => {
+    chosen.cells[key] = k;
+    const { texts, command: text } = sweep.cells[k];
+    const names = sweep.head.slice(0, -3).map((name, c) => `${name} ${texts[c]}`).join(", ");
+    const said = `${k === 0 ? "The best cell" : `Cell ${k + 1}`}, ${names}:`;
+    place.replaceChildren(...(text ? [element("p", {}, said), command(text)] : []));
+    rows.forEach((row, r) => row.classList.toggle("chosen", r === k));
+  };
+  const rows = sweep.cells.map(({ texts }, k) => {
+    const [first, ...rest] = texts;
+    const button = element("button", { type: "button", title: "show its command" }, first);
+    return element("tr", { onclick: () => choose(k), "data-cell": k }, element("td", {}, button), ...rest.map((text) => element("td", {}, text)));
+  });
+  const head = element("thead", {}, element("tr", {}, ...sweep.head.map((name) => element("th", { scope: "col" }, name))));
+  const table = element("div", { class: "wide tall" }, element("table", {}, head, element("tbody", {}, ...rows)));
+  if (rows.length) choose(Math.min(chosen.cells[key] ?? 0, rows.length - 1));
+  return { table, place };
+}
+
 function showSweeps() {
+  if (!isNew("sweeps", data.sweeps)) return;
   const section = document.getElementById("sweeps");
   section.replaceChildren();
-  if (!data.sweeps.length) return;
-  section.append(element("h2", {}, "Sweeps"));
-  section.append(element("p", {}, "The final mean over seeds, of the best cell if the grid has more than two names; × where a run diverged."));
-  const grid = element("div", { class: "grid" });
-  section.append(grid);
   for (const sweep of data.sweeps) {
-    const map = {
-      type: "heatmap", z: sweep.numbers, x: sweep.columns, y: sweep.rows, colorscale: "Cividis", xgap: 1, ygap: 1,
-      text: sweep.numbers.map((row) => row.map((value) => number(value, 3))), texttemplate: "%{text}",
-      hovertemplate: `${sweep.down} %{y}, ${sweep.across} %{x}: %{text}<extra></extra>`,
-      colorbar: { thickness: 10, outlinewidth: 0, title: { text: words(sweep.metric), side: "right" } },
-    };
-    const failed = sweep.numbers.flatMap((row, r) => row.flatMap((value, c) => (value === null ? [[sweep.columns[c], sweep.rows[r]]] : [])));
-    const crosses = {
-      mode: "text", x: failed.map(([column]) => column), y: failed.map(([, row]) => row), text: failed.map(() => "×"),
-      textfont: { color: colourOf("--wrong"), size: 18 }, hoverinfo: "skip",
-    };
-    const shown = layout(sweep.across, sweep.down);
-    Object.assign(shown.xaxis, { type: "category", showgrid: false });
-    Object.assign(shown.yaxis, { type: "category", showgrid: false, autorange: "reversed" });
-    planned(grid, sweep.title, [map, crosses], shown, Math.max(250, 90 + 44 * sweep.rows.length));
+    const metric = words(sweep.metric);
+    const best = sweep.head.length > 5 ? ", of the best cell of each" : "";
+    const done = sweep.done < sweep.of ? ` ${sweep.done} of ${sweep.of} cells have finished.` : "";
+    section.append(element("h2", {}, sweep.title));
+    section.append(element("p", {}, `${metric}, where ${sweep.better} is better: the final mean over seeds${best}. A frame marks the best cell, × a run that diverged.${done}`));
+    if (!sweep.cells.length) continue;
+    const failed = sweep.numbers.flatMap((row, r) => row.flatMap((value, c) => (value === null ? [`${r},${c}`] : [])));
+    const map = heatMap({
+      rows: sweep.rows, columns: sweep.columns, numbers: sweep.numbers, crosses: failed,
+      texts: sweep.numbers.map((row) => row.map((value) => number(value, 3))),
+      hover: `${sweep.down} %{y}, ${sweep.across} %{x}: %{customdata}<extra></extra>`,
+    });
+    const grid = element("div", { class: "grid" });
+    section.append(grid);
+    const shown = { ...mapLayout(sweep.across, sweep.down), shapes: sweep.best ? [frame(sweep.best)] : [] };
+    planned(grid, `${metric} over the grid`, map, shown, Math.max(250, 90 + 44 * sweep.rows.length));
+    const { table, place } = cellsTable(sweep, sweep.folder);
+    grid.append(element("div", {}, element("h3", {}, `cells, best first`), table));
+    section.append(place);
+  }
+}
+
+// --- tunings ---------------------------------------------------------------------------------------------------------
+
+function candidateLook(line) {
+  const colours = data.colours[isDark() ? "dark" : "light"];
+  if (line.numbers.at(-1) === null) return { color: transparent("#808080", 0.35), width: 1, dash: "dot" };
+  if (line.best) return { color: colours[1], width: 4 };
+  return line.last ? { color: colours[0], width: 2.5 } : { color: transparent(colours[0], 0.3), width: 1 };
+}
+
+function showTunings() {
+  const section = document.getElementById("tunings");
+  section.replaceChildren();
+  if (!data.tunings.length) return;
+  section.append(element("h2", {}, "Tuning"));
+  section.append(element("p", {}, "Each line is a candidate: faint ones were left behind, dotted ones diverged, bold ones reached the last rung, and the widest is the best."));
+  for (const tuning of data.tunings) {
+    const grid = element("div", { class: "grid" });
+    section.append(element("h3", {}, tuning.title), grid);
+    const named = (line) => tuning.names.map((name, k) => `${name} = ${number(line.values[k], 3)}`).join("<br>");
+    const line = (of, x, y) => ({ x, y, mode: "lines+markers", marker: { size: 4 }, line: candidateLook(of), name: named(of) });
+    const rungs = layout("communication rounds", words(tuning.metric));
+    rungs.xaxis.type = "log";
+    const known = tuning.lines.flatMap((of) => of.numbers.filter((value) => value !== null));
+    if (known.length && Math.min(...known) > 0 && Math.max(...known) > 30 * Math.min(...known)) rungs.yaxis.type = "log";
+    planned(grid, "Rungs", tuning.lines.map((of) => line(of, of.rounds, of.numbers)), rungs);
+    if (!tuning.names.length) continue;
+    const coordinates = layout("", "value");
+    coordinates.xaxis.type = "category";
+    coordinates.yaxis.type = "log";
+    planned(grid, "Candidates", tuning.lines.map((of) => line(of, tuning.names, of.values)), coordinates);
   }
 }
 
@@ -225,11 +369,11 @@ function drawHistogram(into, name, { horizontal, vertical, edges, groups }) {
   const middle = edges.slice(1).map((edge, k) => (edges[k] + edge) / 2);
   const colours = [colourOf("--accent"), colourOf("--wrong")];
   const bars = Object.entries(groups).map(([group, y], k) => ({
-    type: "bar", name: group, x: middle, y, width: edges[1] - edges[0], marker: { color: colours[k] ?? look(k).colour }, opacity: 0.65,
+    type: "bar", name: group, x: middle, y, width: edges[1] - edges[0], marker: { color: colours[k] ?? look(k).colour }, opacity: 0.7,
   }));
-  const legend = { orientation: "h", x: 0, y: 1.16 };
+  const legend = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" };
   const shown = layout(horizontal, vertical, { barmode: "overlay", showlegend: true, legend });
-  shown.margin.t = 34;
+  shown.margin.t = 36;
   planned(into, name, bars, shown);
 }
 
@@ -252,6 +396,7 @@ function drawBars(into, title, ofRuns) {
 }
 
 function showLearned() {
+  if (!isNew("learned", data.runs.map((run) => [run.label, run.learned]))) return;
   const section = document.getElementById("learned");
   section.replaceChildren();
   const sections = data.runs.flatMap((run) => (run.learned ?? []).map((one) => ({ run, key: `${one.heading}\n${one.text}`, ...one })));
@@ -276,6 +421,7 @@ function showLearned() {
 // --- who holds what --------------------------------------------------------------------------------------------------
 
 function showHoldings() {
+  if (!isNew("holdings", data.holdings)) return;
   const section = document.getElementById("holdings");
   section.replaceChildren();
   if (data.holdings.length) section.append(element("h2", {}, "Who holds what"));
@@ -283,20 +429,16 @@ function showHoldings() {
     if (data.holdings.length > 1) section.append(element("p", {}, `${held.task}: ${held.runs.join("; ")}`));
     const grid = element("div", { class: "grid" });
     section.append(grid);
-    const scale = [[0, colourOf("--panel")], [1, colourOf("--accent")]];
     for (const [purpose, counts] of Object.entries(held.counts)) {
       const total = counts.flat().reduce((a, b) => a + b, 0);
       const few = counts.length <= 20 && held.classes.length <= 20;
-      const map = {
-        type: "heatmap", z: counts, x: held.classes, y: counts.map((_, m) => String(m)), colorscale: scale, zmin: 0, xgap: 1, ygap: 1,
-        hovertemplate: "client %{y}, class %{x}: %{z}<extra></extra>", showscale: !few,
-        text: counts.map((row) => row.map((n) => (few && n ? String(n) : ""))), texttemplate: "%{text}",
-        colorbar: { thickness: 10, outlinewidth: 0, title: { text: "samples", side: "right" } },
-      };
-      const shown = layout("class", "client");
-      Object.assign(shown.xaxis, { type: "category", showgrid: false });
-      Object.assign(shown.yaxis, { type: "category", showgrid: false, autorange: "reversed", nticks: 20 });
-      planned(grid, `${purpose}: ${number(total)} samples`, [map], shown, Math.min(620, Math.max(250, 70 + 26 * counts.length)));
+      const map = heatMap({
+        rows: counts.map((_, m) => String(m)), columns: held.classes, numbers: counts,
+        texts: counts.map((row) => row.map((n) => (few && n ? String(n) : ""))),
+        hover: `client %{y}, ${held.unit} %{x}: %{z}<extra></extra>`,
+      });
+      const height = Math.min(620, Math.max(250, 70 + 26 * counts.length));
+      planned(grid, `${purpose}: ${number(total)} samples`, map, mapLayout(held.unit, "client", { nticks: 20 }), height);
     }
   }
 }
@@ -335,31 +477,51 @@ function showConfiguration() {
 // --- all of it -------------------------------------------------------------------------------------------------------
 
 function showNotes() {
-  const notes = [...data.notes, ...new Set(data.runs.flatMap((run) => [run.reason, ...run.caveats]).filter(Boolean))];
-  document.getElementById("notes").replaceChildren(...notes.map((note) => element("p", { class: "note" }, note)));
-}
-
-function showWarnings() {
+  const section = document.getElementById("notes");
+  const reasons = data.runs.filter((run) => run.reason).map((run) => element("p", { class: "note wrong" }, run.reason));
   const lists = data.runs.filter((run) => run.warnings.length).map((run) => {
     const lines = run.warnings.map((line) => element("li", {}, line));
     return element("div", { class: "note" }, element("h3", {}, run.label), element("ul", {}, ...lines));
   });
-  document.getElementById("warnings").replaceChildren(...lists);
+  const notes = [...data.notes, ...new Set(data.runs.flatMap((run) => run.caveats))].map((note) => element("p", { class: "note" }, note));
+  const all = [...reasons, ...lists, ...notes];
+  section.replaceChildren(...(all.length ? [element("h2", {}, "Warnings and notes"), ...all] : []));
+}
+
+function dated(started) {
+  const format = { dateStyle: "long", timeStyle: "short", timeZone: "UTC" };
+  return started ? [`started ${new Date(started).toLocaleString("en-GB", format)} UTC`] : [];
+}
+
+function showHeader() {
+  const title = data.tasks.join(", ") || "nothing yet";
+  document.title = `${title} · fedbilevel`;
+  document.getElementById("title").textContent = title;
+  document.getElementById("version").textContent = `fedbilevel ${data.version}`;
+  const counted = (n, name) => (n ? [`${n} ${name}${n === 1 ? "" : "s"}`] : []);
+  const going = data.table.lines.filter((line) => data.runs[line.runs[0]].status === "unfinished");
+  const live = document.body.dataset.live && data.runs.length
+    ? [going.length ? going.map((line) => `${line.label} at ${statusOf(line)}`).join(", ") : "all ended"] : [];
+  const parts = [...counted(data.runs.length, "run"), ...counted(data.sweeps.length, "sweep"), ...counted(data.tunings.length, "tuning"), ...dated(data.started), ...live];
+  document.getElementById("about").textContent = parts.join(" · ");
+  if (isNew("commands", data.commands)) document.getElementById("commands").replaceChildren(...commandList(data.commands));
+}
+
+function commandList(commands) {
+  const [first, ...rest] = commands.map(command);
+  if (rest.length < 2) return [first, ...rest].filter(Boolean);
+  return [first, element("details", {}, element("summary", {}, `${rest.length} more commands`), ...rest)];
 }
 
 function show() {
-  const going = data.runs.filter((run) => run.status === "unfinished").length;
-  const counted = (n, name) => (n ? [`${n} ${name}${n === 1 ? "" : "s"}`] : []);
-  const live = document.body.dataset.live && data.runs.length ? [going ? `${going} unfinished` : "all ended"] : [];
-  const parts = [...counted(data.runs.length, "run"), ...counted(data.sweeps.length, "sweep"), ...live];
-  document.getElementById("about").textContent = `${data.version} · ${parts.join(", ") || "nothing yet"}`;
+  showHeader();
   for (const id of ["table", "curves", "configuration"]) document.getElementById(id).hidden = !data.runs.length;
-  showNotes();
   showTable();
-  showWarnings();
   showControls();
   showCurves();
   showSweeps();
+  showTunings();
+  showNotes();
   showLearned();
   showHoldings();
   drawPlanned();
@@ -378,8 +540,8 @@ document.getElementById("theme").addEventListener("click", () => {
   show();
 });
 document.getElementById("reported").addEventListener("toggle", showCurves);
-for (const [id, field] of [["log-x", "logX"], ["log-y", "logY"]]) {
-  document.getElementById(id).addEventListener("change", (event) => { chosen[field] = event.target.checked; showCurves(); });
+for (const [id, field] of [["scale-x", "scaleX"], ["scale-y", "scaleY"]]) {
+  document.getElementById(id).addEventListener("change", (event) => { chosen[field] = event.target.value; showCurves(); });
 }
 show();
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import functools
 import importlib.metadata
-import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedbilevel.core.problem import LOSSES
-from fedbilevel.errors import InputError, computing
+from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
+from fedbilevel.report.cells_table import cells_table
+from fedbilevel.report.command_line import run_commands, sweep_command
 from fedbilevel.report.confidence import band, series
 from fedbilevel.report.curves import Curve, curves, described, diagnostics, differences, labels, metrics
 from fedbilevel.report.grid_picture import heat_map
-from fedbilevel.report.styles import COLOURS
-from fedbilevel.runs.configuration import Configuration
-from fedbilevel.runs.derivative_counts import Tally
+from fedbilevel.report.inside import Inside, look_inside
+from fedbilevel.report.styles import COLOURS, DARK_COLOURS
+from fedbilevel.report.table import compared
+from fedbilevel.report.tuning_picture import lines as tuning_lines
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.folder import SweepFolder
-from fedbilevel.tasks.shown import Bars, Gallery, Histogram
+from fedbilevel.runs.tuning.folder import TuningFolder
 
 AXES = {
     "rounds": "communication rounds",
@@ -32,119 +31,155 @@ AXES = {
     "gradients": "gradient evaluations",
     "seconds": "seconds",
 }
-BINS = 40  # of a histogram
+COUNTED = {"gradients": "gradients", "second-order products": "second_order"}
 
 
-def contents(folders: Sequence[RunFolder], sweeps: Sequence[SweepFolder] = ()) -> dict[str, Any]:
-    """The page's values; runs without metrics are named and left out."""
+def contents(
+    folders: Sequence[RunFolder],
+    sweeps: Sequence[SweepFolder] = (),
+    tunings: Sequence[TuningFolder] = (),
+    look: Callable[[RunFolder], Inside | None] = look_inside,
+) -> dict[str, Any]:
+    """The page's values; runs without metrics are named and left out.
+
+    `look` finds what only a run's experiment knows, or returns None if that is not known yet.
+    """
     begun = [folder for folder in folders if folder.rows()]
-    shown, notes = curves(begun), [f"{f.path} has no metrics yet." for f in folders if f not in begun]
-    plain = [folder.configuration.plain() for folder in begun]
-    settings, holdings, runs = [described(folder.configuration) for folder in begun], dict[str, Any](), []
+    shown, notes = curves(begun), [_without_rows(folder) for folder in folders if folder not in begun]
+    configurations = [folder.configuration for folder in begun]
+    settings, holdings, runs = [described(configuration) for configuration in configurations], dict[str, Any](), []
     for folder, curve, values in zip(begun, shown, settings, strict=True):
         run = _run(folder, curve, values)
         try:
-            _look_inside(folder, run, holdings)
+            inside = look(folder)
         except InputError as error:
+            inside = None
             notes.append(f"{folder.path} is shown without the details of its task: {error}")
+        if inside:
+            _add_inside(run, inside, folder, holdings)
         runs.append(run)
     metric_names, reported = metrics(shown), diagnostics(shown)
+    commands = [*run_commands(configurations), *(sweep_command(folder.sweep, folder.metric) for folder in sweeps)]
+    started = [*(f.started for f in begun), *(f.started for f in sweeps), *(f.started for f in tunings)]
+    tasks = [*(c.task for c in configurations), *(f.described.task for f in sweeps), *(f.described.task for f in tunings)]
     return {
         "version": importlib.metadata.version("fedbilevel"),
+        "tasks": list(dict.fromkeys(map(label, tasks))),
+        "started": min((when for when in started if when), default=""),
+        "commands": [command for command in commands if command],
         "axes": AXES,
-        "colours": COLOURS,
+        "colours": {"light": COLOURS, "dark": DARK_COLOURS},
         "metrics": metric_names,
         "diagnostics": reported,
-        "losses": LOSSES,
+        "table": _table(shown, runs),
         "runs": runs,
-        "series": _series(runs, plain, settings, [*metric_names, *reported]),
+        "series": _series(runs, [c.plain() for c in configurations], settings, [*metric_names, *reported]),
         "differences": differences(settings),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],
+        "tunings": [_tuning(folder) for folder in tunings],
         "notes": list(dict.fromkeys(notes)),
     }
 
 
+def _without_rows(folder: RunFolder) -> str:
+    ended = folder.result
+    return f"{folder.path} has no metrics: {ended.get('reason')}" if ended else f"{folder.path} has no metrics yet."
+
+
+def _table(shown: Sequence[Curve], runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The comparison, with the derivatives that were counted and how the runs stand."""
+    comparison, lines = compared(shown), []
+    for line in comparison.lines:
+        numbers = [k for k, curve in enumerate(shown) if any(curve is run for run in line.series.runs)]
+        counted = [[(runs[k]["columns"].get(name) or [None])[-1] for k in numbers] for name in COUNTED.values()]
+        means = [None if None in counts else float(np.mean(counts)) for counts in counted]
+        work = [{"text": "" if mean is None else f"{mean:,.0f}", "value": mean, "best": False} for mean in means]
+        cells = [*(cell._asdict() for cell in line.cells[:-1]), *work, line.cells[-1]._asdict()]
+        lines.append({"label": line.series.name, "runs": numbers, "cells": cells})
+    *columns, seconds = comparison.columns
+    return {"columns": [*columns, *COUNTED, seconds], "lines": lines}
+
+
 def _sweep(folder: SweepFolder) -> dict[str, Any]:
-    """A heat map of the finished cells."""
-    sweep, cells = folder.sweep, folder.cells()
-    metric = folder.metric
+    """The finished cells: a heat map, and a table with the command that runs each of them."""
+    sweep, metric = folder.sweep, folder.metric
+    cells = sweep.ranked(folder.cells(), metric)
     drawn = heat_map(sweep, cells, metric)._asdict()
     drawn["numbers"] = [[None if math.isnan(n) else n for n in row] for row in drawn["numbers"]]
-    title = f"{sweep.title()}: {len(cells)} of {len(sweep.cells())} cells"
-    return {"title": title, "metric": metric, "folder": str(folder.path), **drawn}
+    head, *rows = cells_table(sweep, cells, metric)
+    best = cells[0].mean(metric) if cells else math.nan
+    places = [[r, c] for r, row in enumerate(drawn["numbers"]) for c, number in enumerate(row) if number == best]
+    return {
+        "title": sweep.title(),
+        "done": len(cells),
+        "of": len(sweep.cells()),
+        "metric": metric,
+        "better": sweep.better.get(metric, "lower"),
+        "folder": str(folder.path),
+        "best": places[0] if places else None,
+        "head": head,
+        "cells": [{"texts": row, "command": _cell_command(folder, cell.values)} for row, cell in zip(rows, cells, strict=True)],
+        **drawn,
+    }
+
+
+def _cell_command(folder: SweepFolder, values: Any) -> str:
+    sweep = folder.sweep
+    try:
+        return "".join(run_commands([sweep.configuration(values, sweep.first_seed)]))
+    except InputError:  # its data, or its code, is not here
+        return ""
+
+
+def _tuning(folder: TuningFolder) -> dict[str, Any]:
+    """The rungs, and the candidates in parallel coordinates."""
+    found = folder.found()
+    drawn = [
+        {**line._asdict(), "numbers": [None if math.isnan(n) else n for n in line.numbers]} for line in tuning_lines(found)
+    ]
+    return {
+        "title": found.summary(),
+        "metric": found.tuning.metric,
+        "folder": str(folder.path),
+        "names": list(found.tuning.boxes),
+        "lines": drawn,
+    }
 
 
 def _run(folder: RunFolder, curve: Curve, settings: dict[str, Any]) -> dict[str, Any]:
-    rows, ended = curve.rows, folder.result
+    rows, ended, options = curve.rows, folder.result, folder.configuration.options
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(n for row in rows for n in row)}
     columns["megabytes"] = [curve.megabytes(row, "up", "down") for row in rows]
     return {
         "label": curve.label,
         "folder": str(folder.path),
         "status": curve.status,
+        "unit": "round" if options.rounds else "step",
+        "done": rows[-1]["rounds" if options.rounds else "step"],
+        "of": options.rounds or options.steps,
         "reason": ended.get("reason", "") if ended else "",
         "caveats": ended.get("caveats", []) if ended else [],
         "warnings": ended.get("warnings", []) if ended else [],
-        "megabytes_up": curve.megabytes(rows[-1], "up"),
-        "megabytes_down": curve.megabytes(rows[-1], "down"),
         "columns": columns,
         "configuration": settings,
         "versions": {**folder.versions, **{path: f"SHA-256 {used[-1]}" for path, used in folder.code.items() if used}},
     }
 
 
-def _look_inside(folder: RunFolder, run: dict[str, Any], holdings: dict[str, Any]) -> None:
-    """Add what only the run's experiment knows: the work done, who holds what, and what x says."""
-    folder.confirm_code()
-    configuration, steps = folder.configuration, run["columns"]["step"]
-    tally = _tally(json.dumps({**configuration.plain(), "seed": 0}))
-    work = tally.at(steps, configuration.options.seed)
-    run["columns"] |= {"gradients": [w.gradients for w in work], "second_order": [w.second_order for w in work]}
-    if folder.data_elsewhere:
-        return
-    task = tally.experiment.task
-    where = json.dumps([configuration.task, dict(configuration.knobs)])
-    if task.holdings is not None and where not in holdings:
-        counts = {purpose: numbers.tolist() for purpose, numbers in task.holdings.counts.items()}
-        holdings[where] = {"task": label(configuration.task), "runs": [], "classes": task.holdings.classes, "counts": counts}
-    if where in holdings:
-        holdings[where]["runs"].append(run["label"])
-    x = folder.x()
-    if x is not None and (x.shape != task.x.shape or x.dtype.kind != "f" or not np.isfinite(x).all()):
-        raise InputError(f"x.npy must hold {task.x.size} finite numbers; given: {x.dtype}{list(x.shape)}")
-    if x is not None and not np.array_equal(x, np.asarray(task.x)):
-        with computing("shown(x)"):
-            run["learned"] = [{**shown._asdict(), "parts": [_part(part) for part in shown.parts]} for shown in task.shown(x)]
-
-
-def _part(part: Histogram | Gallery | Bars) -> dict[str, Any]:
-    """One thing that a task shows."""
-    match part:
-        case Histogram(groups=groups):
-            edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), BINS)
-            counts = {name: np.histogram(numbers, edges)[0].tolist() for name, numbers in groups.items()}
-            return {**part._asdict(), "kind": "histogram", "edges": edges.tolist(), "groups": counts}
-        case Gallery(pictures=pictures):
-            encoded = [{**picture._asdict(), "image": _data_url(picture.image)} for picture in pictures]
-            return {**part._asdict(), "kind": "gallery", "pictures": encoded}
-        case Bars(numbers=numbers):
-            return {**part._asdict(), "kind": "bars", "numbers": np.asarray(numbers, float).tolist()}
-
-
-def _data_url(image: np.ndarray) -> str:
-    """The image as a PNG within the page."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-@functools.lru_cache(maxsize=64)
-def _tally(configuration: str) -> Tally:
-    """One tally for all seeds, counted once however often a page is made."""
-    return Tally(Configuration.read(json.loads(configuration)).experiment())
+def _add_inside(run: dict[str, Any], inside: Inside, folder: RunFolder, holdings: dict[str, Any]) -> None:
+    """Add to a run what was found inside; rows that have come since then have no counts yet."""
+    rows = len(run["columns"]["step"])
+    later = [None] * max(0, rows - len(inside.work))
+    run["columns"] |= {name: [*(getattr(w, name) for w in inside.work[:rows]), *later] for name in COUNTED.values()}
+    if inside.learned is not None:
+        run["learned"] = inside.learned
+    held, configuration = inside.holdings, folder.configuration
+    if held is not None:
+        where = json.dumps([configuration.task, dict(configuration.knobs)])
+        counts = {purpose: numbers.tolist() for purpose, numbers in held.counts.items()}
+        first = {"task": label(configuration.task), "runs": [], "unit": held.unit, "classes": held.classes, "counts": counts}
+        holdings.setdefault(where, first)["runs"].append(run["label"])
 
 
 def _series(

@@ -1,4 +1,7 @@
-"""A picture laid out like the paper's: a column for each panel; rows against rounds, megabytes and derivatives."""
+"""A picture laid out like the paper's: a column for each panel; rows against rounds, megabytes and derivatives.
+
+More panels than fit side by side go below one another.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ from fedbilevel.report.reproduction_text import scaled
 from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 from fedbilevel.runs.reproductions.plan import Panel, Reproduction
 from fedbilevel.runs.reproductions.results import Results, Row, Run
-from fedbilevel.runs.sweeps.sweep import deviation
+from fedbilevel.runs.sweeps.cell import deviation
 
 AXES: list[tuple[str, Callable[[Row], float]]] = [
     ("communication rounds", lambda row: row.rounds),
     ("megabytes, up and down", lambda row: row.megabytes),
     ("gradients and second-order products", lambda row: row.derivatives),
 ]
+WIDEST = 5  # panels side by side
 PERFECT = 100.5  # per cent, slightly above what can be reached
-LABELS = {"percent": "{} (%)", "error": "test error (%)", "plain": "{}"}
+LABELS = {"percent": "{} (%)\nstretched towards 100", "error": "test error (%)\nlog scale", "plain": "{}"}
 
 
 def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Style = SCREEN) -> None:
@@ -30,18 +34,25 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(style.settings):
-        wide = len(plan.panels)
-        figure = Figure(figsize=(style.width * max(wide, 2) / 3, style.height * 2.6), layout="constrained")
-        grid = figure.subplots(len(AXES), wide, squeeze=False, sharey="col")
+        blocks = [plan.panels[k : k + WIDEST] for k in range(0, len(plan.panels), WIDEST)]
+        wide = len(blocks[0])
+        size = style.width * max(wide, 2) / 3, style.height * 2.6 * len(blocks)
+        figure = Figure(figsize=size, layout="constrained")
+        grids = figure.subplots(len(blocks) * len(AXES), wide, squeeze=False).reshape(len(blocks), len(AXES), wide)
         named: dict[str, Any] = {}
-        for column, panel in enumerate(plan.panels):
-            for row, (label, position) in enumerate(AXES):
-                named |= _panel(grid[row][column], plan, panel, results, position)
-                grid[row][column].set_xlabel(label)
-            grid[0][column].set_title(panel.name)
-            _paper(grid[0][column], plan, panel)
-        for row in grid:
-            row[0].set_ylabel(LABELS[plan.scale].format(plan.metric.replace("_", " ")))
+        for block, grid in zip(blocks, grids, strict=True):
+            for panel, axes in zip(block, grid.T, strict=False):
+                for axis, (label, position) in zip(axes, AXES, strict=True):
+                    if axis is not axes[0]:
+                        axis.sharey(axes[0])
+                    named |= _panel(axis, plan, panel, results, position)
+                    axis.set_xlabel(label)
+                axes[0].set_title(panel.name)
+                _paper(axes[0], plan, panel)
+            for axis in grid[:, len(block) :].flat:
+                axis.remove()
+            for axis in grid[:, 0]:
+                axis.set_ylabel(LABELS[plan.scale].format(plan.metric.replace("_", " ")))
         legend_above(figure, named.values(), named.keys())
         for path in paths:
             save(figure, path, style)

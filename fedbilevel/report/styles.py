@@ -19,6 +19,7 @@ class Style(NamedTuple):
 
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, 2008
+DARK_COLOURS = ("#4DA8E8", "#FF8A47", "#2CC295", "#E79BC9", "#F5BE41", "#A5DAFF", "#F2F4F7")  # the same hues, on a dark page
 LINES = ("-", "--", "-.", ":")
 EMBEDDED = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "fedbilevel"}  # text stays text
 SCREEN = Style(12, 3.8, 150, {**EMBEDDED, "font.size": 11, "axes.titlesize": 11, "lines.linewidth": 1.8})

@@ -20,14 +20,20 @@ class Cell(NamedTuple):
     """A number in words, and whether it is the best of its column."""
 
     text: str
+    value: float | None  # the mean over seeds; None if there is none
     best: bool = False
 
 
 class Line(NamedTuple):
-    """A run, or several that differ only in their seed."""
+    """The numbers of a run, or of several that differ only in their seed."""
 
-    label: str
+    series: Series
     cells: list[Cell]
+
+    @property
+    def label(self) -> str:
+        """The name of the series."""
+        return self.series.label
 
 
 class Comparison(NamedTuple):
@@ -45,7 +51,7 @@ def compared(curves: Sequence[Curve]) -> Comparison:
     shown = [name for name in metrics(curves) if name not in LOSSES or name in {curve.headline for curve in curves}]
     series = in_series(curves)
     best = {name: _best(name, series) for name in shown}
-    lines = [Line(one.label, [*(Cell(_shown(one.ends(m)), one is best[m]) for m in shown), *_costs(one)]) for one in series]
+    lines = [Line(one, [*(_cell(one.ends(m), one is best[m]) for m in shown), *_costs(one)]) for one in series]
     return Comparison([*(name.replace("_", " ") for name in shown), *COSTS], lines)
 
 
@@ -61,18 +67,19 @@ def table(curves: Sequence[Curve]) -> Table:
     return out
 
 
-def _shown(ends: Sequence[float]) -> str:
+def _cell(ends: Sequence[float], best: bool) -> Cell:
     if len(ends) < 2:
-        return "".join(f"{value:.4g}" for value in ends)
+        return Cell("".join(f"{value:.4g}" for value in ends), ends[0] if ends else None, best)
     mean, half = interval(ends)
-    return f"{mean:.4g} ± {half:.2g}"
+    return Cell(f"{mean:.4g} ± {half:.2g}", mean, best)
 
 
 def _costs(series: Series) -> list[Cell]:
     last = [(run, run.rows[-1]) for run in series.runs]
-    rounds, seconds = (np.mean([row[name] for _, row in last]) for name in ("rounds", "seconds"))
-    up, down = (np.mean([run.megabytes(row, direction) for run, row in last]) for direction in ("up", "down"))
-    return [Cell(f"{rounds:.0f}"), Cell(f"{up:.2f}"), Cell(f"{down:.2f}"), Cell(f"{seconds:.1f}")]
+    means = [np.mean([row["rounds"] for _, row in last])]
+    means += [np.mean([run.megabytes(row, direction) for run, row in last]) for direction in ("up", "down")]
+    means += [np.mean([row["seconds"] for _, row in last])]
+    return [Cell(f"{mean:.{digits}f}", float(mean)) for mean, digits in zip(means, (0, 2, 2, 1), strict=True)]
 
 
 def _best(name: str, series: Sequence[Series]) -> Series | None:

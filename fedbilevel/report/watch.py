@@ -6,12 +6,15 @@ import contextlib
 import http
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
+from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 from fedbilevel.errors import InputError, in_one_line
+from fedbilevel.report.inside import Inside, look_inside
 from fedbilevel.report.page import encoded, page
+from fedbilevel.runs.folder import RunFolder
 
 ADDRESS = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost")
@@ -39,6 +42,36 @@ class PageServer(ThreadingHTTPServer):
         """The page's contents as of now."""
         with self._one_at_a_time:
             return self._contents()
+
+
+class BackgroundLook:
+    """Looks inside runs beside the server, since that takes seconds and the page must not wait: gives what it found last."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, Inside | InputError] = {}
+        self._seen: dict[Path, list[int]] = {}
+        self._one_at_a_time = Lock()
+
+    def __call__(self, folder: RunFolder) -> Inside | None:
+        """What is known of a run so far; None if nothing is. Raises the `InputError` that looking inside ended with."""
+        files = (folder.path / name for name in ("metrics.jsonl", "x.npy"))
+        written = [file.stat().st_mtime_ns for file in files if file.exists()]
+        if self._seen.get(folder.path) != written and not self._one_at_a_time.locked():
+            Thread(target=self._look, args=(folder, written), daemon=True).start()
+        found = self._found.get(folder.path)
+        if isinstance(found, InputError):
+            raise found
+        return found
+
+    def _look(self, folder: RunFolder, written: list[int]) -> None:
+        with self._one_at_a_time:
+            try:
+                self._found[folder.path] = look_inside(folder)
+            except InputError as error:
+                self._found[folder.path] = error
+            except OSError:  # it was moved or removed meanwhile
+                return
+            self._seen[folder.path] = written
 
 
 class _Handler(BaseHTTPRequestHandler):

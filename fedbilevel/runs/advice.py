@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.core.clients import PerClient
 from fedbilevel.core.population import Population
 from fedbilevel.core.sets import EVERYWHERE
 from fedbilevel.engines.simulated import SimulatedEngine, revealed
@@ -35,14 +36,17 @@ def advice_on_run(experiment: Experiment, rows: Rows, state: Any) -> list[str]:
     """The lines about a run that has ended in this state, with these rows of metrics."""
     if rows[-1]["step"] < FEWEST_STEPS:
         return []
-    task, start, end = experiment.task, np.asarray(experiment.task.x), np.asarray(state.x)
     found = [u_bounded(rows, experiment.algorithm)]
+    task, x = experiment.task, revealed(state.x)
+    if isinstance(x, PerClient):
+        return [line for line in (*found, loss_risen(rows)) if line]
+    start, end = np.asarray(task.start[0]), np.asarray(x)
     if task.population.problem.sets.x == EVERYWHERE:  # within a set, ∇h may be long at a solution
         found.append(x_unmoved(rows, start, end))
     if not np.array_equal(start, end):  # otherwise f is not what the method descends
         found.append(loss_risen(rows))
     if isinstance(experiment.engine, SimulatedEngine):
-        found.append(lower_unfollowed(rows, task, state.x, revealed(state.y)))
+        found.append(lower_unfollowed(rows, task, x, revealed(state.y)))
     return [line for line in found if line]
 
 

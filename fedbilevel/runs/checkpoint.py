@@ -31,6 +31,7 @@ class Checkpoint:
     leaves: Sequence[np.ndarray]  # of the state
     reported: Mapping[str, float | None] = field(default_factory=dict)  # what the last step reported
     rows: int | None = None  # how many rows of metrics precede it; version 0.1 did not say
+    rows_sha256: str | None = None  # of the lines that have them
 
     def encoded(self) -> bytes:
         """The content of the file."""

@@ -26,10 +26,12 @@ from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Task, TaskSettings, suited_to
 from fedbilevel.tasks.client_data import ClientData, built
 from fedbilevel.tasks.data.datasets import SETS, folder_of
+from fedbilevel.tasks.validation import with_validation
 from fedbilevel.user_files import Scalar, fitted
 
 ROUND_TIMEOUT = 300.0  # seconds
-NEWER_OPTIONS = {"aggregate": "mean", "attack": ""}  # by name, the value that runs of version 0.1 had
+# by name, the value that runs of version 0.1 had
+NEWER_OPTIONS = {"aggregate": "mean", "attack": "", "privacy": "", "arrivals": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,10 @@ class Configuration:
             raise InputError("products is for simulated clients: leave it out with a federation")
         if self.federation and self.options.attack:
             raise InputError("an attack is for simulated clients: leave it out with a federation")
+        if self.federation and self.options.arrivals:
+            raise InputError("arrivals are for simulated clients: leave them out with a federation")
+        if self.federation and self.options.validation:
+            raise InputError("validation rows are for simulated clients: leave them out with a federation")
 
     @classmethod
     def resolve(
@@ -98,6 +104,8 @@ class Configuration:
         options = values.pop("options")
         if options["weights"] is None:
             del options["weights"]  # as in runs from before there was a choice, whose checkpoints name this description
+        if not options["validation"]:
+            del options["validation"]  # likewise
         return {**options, **values}
 
     def fingerprint(self) -> str:
@@ -114,10 +122,11 @@ class Configuration:
         return simulation(self.built_task(data), self.configured_algorithm(), **vars(self.options))
 
     def built_task(self, data: ClientData | None = None) -> Task:
-        """The task with its knobs, its data and the run's weights."""
+        """The task with its knobs, its data, the run's weights and its validation rows."""
         cls = self.task_class()
-        where = self.data if data is None or is_ours(cls) else data
-        return _built(cls, label(self.task), tuple(self.knobs.items()), where, self.options.weights)
+        where = self.data if data is None or (is_ours(cls) and self.task_settings().columns is None) else data
+        make = _validated if self.options.validation else _built
+        return make(cls, label(self.task), tuple(self.knobs.items()), where, self.options.weights)
 
     def configured_algorithm(self) -> Algorithm:
         """The algorithm with its hyperparameters."""
@@ -130,6 +139,10 @@ class Configuration:
     def task_class(self) -> type[TaskSettings]:
         """The class of its task, whose fields are the knobs."""
         return find(TASKS, "task", self.task).load()
+
+    def task_settings(self) -> Any:
+        """Its task with the knobs."""
+        return configure(self.task_class(), label(self.task), self.knobs)
 
     def packages(self) -> list[str]:
         """The other packages that offer its task, its algorithm or its aggregation."""
@@ -156,3 +169,9 @@ def _built(
     settings = configure(cls, name, dict(knobs))
     task = settings.build(data) if isinstance(data, str) else built(settings, data)
     return task if weights is None else dataclasses.replace(task, population=task.population.weighted(weights))
+
+
+@functools.lru_cache(maxsize=1)
+def _validated(cls: type[TaskSettings], *how: Any) -> Task:
+    """The task with validation rows, likewise."""
+    return with_validation(_built(cls, *how), cls.headline, cls.better)

@@ -80,7 +80,7 @@ class Tally:
 
             def at(m: int) -> tuple[Work, Tree, bool]:
                 problem = CountingProblem(population.problem.f, population.problem.g)
-                client = CountingClient(problem, m, population.batch_size is None)
+                client = CountingClient(problem, m, population.batch_size is None, population.own_x)
                 answer = call.function(cast(Client, client), *here)
                 return Work(**problem.counted), answer, client.differs
 
@@ -132,8 +132,8 @@ class CountingProblem(Problem):
 class CountingClient:
     """Stands in for a `Client`; its batches are just their sizes, in multiples of the usual minibatch."""
 
-    def __init__(self, problem: CountingProblem, m: int, full_batches: bool):
-        self.problem, self._m, self._full_batches = problem, m, full_batches
+    def __init__(self, problem: CountingProblem, m: int, full_batches: bool, own_x: Array | None = None):
+        self.problem, self._m, self._full_batches, self.own_x = problem, m, full_batches, own_x
         self.weight = jnp.ones(())
         self.differs = False  # whether the function looked at which client this is
 

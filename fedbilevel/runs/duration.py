@@ -91,6 +91,15 @@ def work(program: Any, rounds: int) -> Work:
     return total
 
 
+def largest_array(program: Any) -> int:
+    """The bytes of the largest array that a traced program makes."""
+    made = [0]
+    for equation in program.eqns:
+        made += [getattr(result.aval, "size", 0) * result.aval.dtype.itemsize for result in equation.outvars]
+        made += map(largest_array, _inner(equation))
+    return max(made)
+
+
 def _inner(equation: Any) -> Iterator[Any]:
     for value in jax.tree.leaves(list(equation.params.values())):
         program = getattr(value, "jaxpr", value)

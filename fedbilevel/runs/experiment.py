@@ -7,13 +7,13 @@ stretches end, and whether the run was stopped and resumed in between, changes n
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax import Array
 
@@ -30,9 +30,10 @@ from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.ending import Result
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.spending import EPSILON, Spending
+from fedbilevel.runs.stretches import StretchLength
 from fedbilevel.tasks.base import Task, unusable
 
-STRETCH_SECONDS = 0.25  # how long a compiled stretch runs before the host looks at it
 COUNTERS = ("step", "rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "seconds")
 Numbers = dict[str, float | None]  # by name; None: not finite
 
@@ -64,6 +65,7 @@ class Experiment:
     algorithm: Algorithm
     engine: Engine
     options: RunOptions
+    spending: Spending | None = None  # of the clients' privacy, if it is bounded
 
     def __post_init__(self) -> None:
         task, kind = self.task, type(self.algorithm)
@@ -73,6 +75,12 @@ class Experiment:
                 f"{kind.__name__} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: choose "
                 f"one of {', '.join(n for n, e in ALGORITHMS.bundled.items() if e.load().lower_level == task.lower_level)}"
             )
+        if kind.own_x != task.own_x:
+            held = "an x that all clients share", "an x per client"
+            raise InputError(
+                f"{kind.__name__} is for {held[kind.own_x]}, but the task has {held[task.own_x]}: choose "
+                f"{task.default_algorithm}"
+            )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(
                 f"{kind.__name__} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
@@ -80,7 +88,7 @@ class Experiment:
             )
         self.engine.require(task, self.algorithm)
         task.population.problem.check(task.x, task.y, task.population.some_rows())
-        taken = {*COUNTERS, *Result.__annotations__, ABSENCES, *self.algorithm.diagnostics()}
+        taken = {*COUNTERS, *Result.__annotations__, ABSENCES, EPSILON, *self.algorithm.diagnostics()}
         for name in taken.intersection(task.metric_names()):
             raise unusable(name, f"a run of {kind.__name__} has that name for something else")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
@@ -89,6 +97,13 @@ class Experiment:
             raise InputError(
                 f"{rounds} rounds are too few for {kind.__name__}: it starts with {start}, and a step takes {first}"
             )
+
+    def varied(self, algorithm: Algorithm, seed: int) -> Experiment:
+        """The same with other real numbers in its algorithm and another seed, which change nothing that was checked."""
+        other = copy.copy(self)
+        object.__setattr__(other, "algorithm", algorithm)
+        object.__setattr__(other, "options", replace(self.options, seed=seed))
+        return other
 
     def caveats(self) -> list[str]:
         """What the algorithm assumes but the run does not satisfy, a sentence each."""
@@ -102,9 +117,9 @@ class Experiment:
         return found
 
     def point(self, moment: Snapshot) -> dict[str, Tree]:
-        """x and y at a moment, as the user's trees; without y where the clients keep it."""
-        x, y = self.task.x_tree(moment.state.x), revealed(moment.state.y)
-        return {"x": x} if isinstance(y, PerClient) else {"x": x, "y": self.task.y_tree(y)}
+        """x and y at a moment, as the user's trees; without what the clients keep."""
+        known = {"x": (self.task.x_tree, moment.state.x), "y": (self.task.y_tree, moment.state.y)}
+        return {name: tree(at) for name, (tree, v) in known.items() if not isinstance(at := revealed(v), PerClient)}
 
     def saved(self, moment: Snapshot) -> list[np.ndarray]:
         """A moment's state as arrays, for a checkpoint."""
@@ -128,8 +143,7 @@ class Experiment:
                 first = self.with_metrics(first, self.engine.evaluate(self.task, state))
             yield first
             start = first._replace(metrics=None)
-        alone = jax.process_count() == 1  # several processes must all make the same calls, however long those take
-        key, stretch = randomness.key(options.seed), 1 if alone else UNLIMITED
+        key, stretch = randomness.key(options.seed), StretchLength()
         last = UNLIMITED if options.steps is None else options.steps
         self.engine.advance(self.algorithm, start.state, start.step, key, Limits(1, 1, start.step, last))  # compiles
         moment, before, began, more = start, start.seconds, time.perf_counter(), True
@@ -137,18 +151,17 @@ class Experiment:
             called, rounds = time.perf_counter(), moment.totals.rounds
             due = (rounds // options.every + 1) * options.every
             budget = UNLIMITED if options.rounds is None else options.rounds - rounds
-            limits = Limits(due - rounds, budget, min(moment.step + stretch, last), last)
+            limits = Limits(due - rounds, budget, stretch.end(moment.step, last), last)
             with self._finite(moment):
                 made = self.engine.advance(self.algorithm, moment.state, moment.step, key, limits)
             step, more = int(made.step), bool(made.more)
             now = time.perf_counter()
-            if alone:
-                pace = (step - moment.step) / (now - called + 1e-6)
-                stretch = max(1, min(2 * stretch, int(pace * STRETCH_SECONDS)))
+            stretch.took(step - moment.step, now - called)
             reported = self.reported(made) if step > moment.step else moment.reported
             moment = Snapshot(made.state, step, moment.totals.plus(made.traffic), before + now - began, None, reported)
             if not made.finite:
-                raise Diverged(self.advice(moment, f"{_not_finite(moment.state)} not finite"))
+                refused = self.engine.refusal(moment.state)
+                raise self._diverged(moment, refused or f"{_not_finite(moment.state)} not finite")
             if not more or moment.totals.rounds >= due:
                 with self._finite(moment):
                     moment = self.with_metrics(moment, self.engine.evaluate(self.task, moment.state))
@@ -156,10 +169,7 @@ class Experiment:
 
     def require_finite_start(self) -> None:
         """Raise `InputError` if a loss is not finite at the task's own start."""
-        task = self.task
-        each = (task.population.size, *task.y.shape)
-        y = task.y if task.lower_level == "global" else jax.numpy.broadcast_to(task.y, each)
-        _require_finite(numbers(task.evaluate(task.x, y)))
+        _require_finite(numbers(self.task.evaluate(*self.task.start)))
 
     def _key(self, step: int) -> Array:
         return fold_in(randomness.key(self.options.seed), step)
@@ -170,7 +180,7 @@ class Experiment:
         try:
             yield
         except NotFinite as error:
-            raise Diverged(self.advice(moment, str(error))) from None
+            raise self._diverged(moment, str(error)) from None
 
     def reported(self, made: Stretch) -> Numbers:
         """What the algorithm says about the last step of a stretch, and the numbers of its schedule there."""
@@ -179,13 +189,18 @@ class Experiment:
     def with_metrics(self, moment: Snapshot, values: Mapping[str, Any]) -> Snapshot:
         """The moment with these metrics; raises `Diverged` if a loss is above the bound."""
         metrics, bound = numbers(values), self.options.loss_bound
+        if self.spending is not None:
+            metrics[EPSILON] = self.spending.epsilon(moment.step, moment.totals.rounds)
         if moment.step == 0:
             _require_finite(metrics)
         for name in LOSSES:
             loss = float(values[name])
             if not loss <= bound:
-                raise Diverged(self.advice(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}"))
+                raise self._diverged(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}")
         return moment._replace(metrics=metrics)
+
+    def _diverged(self, moment: Snapshot, what: str) -> Diverged:
+        return Diverged(self.advice(moment, what), moment.seconds)
 
     def advice(self, moment: Snapshot, what: str) -> str:
         """The message about a run that has diverged."""

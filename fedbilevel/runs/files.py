@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedbilevel.core.locks import held
-from fedbilevel.errors import InputError
+from fedbilevel.errors import FolderTaken, InputError
 
 
 @contextlib.contextmanager
@@ -34,10 +34,10 @@ def is_locked(path: Path) -> bool:
 def require_place(path: Path, *patterns: str) -> None:
     """Raise `InputError` if the path cannot be a folder, or holds a file that matches one of the patterns."""
     if any(part.exists() and not part.is_dir() for part in (path, *path.parents)):
-        raise InputError(f"{path} cannot be a folder, since a part of it is a file: choose another --out")
+        raise FolderTaken(f"{path} cannot be a folder, since a part of it is a file: choose another folder")
     for pattern in patterns:
         for file in path.glob(pattern):
-            raise InputError(f"{file.parent} already holds something else ({file.name}): choose another --out")
+            raise FolderTaken(f"{file.parent} already holds something else ({file.name}): choose another folder")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

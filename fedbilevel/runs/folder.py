@@ -5,6 +5,7 @@ metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
 x.npy             its x, for reports
 solution.npz      its x and y as the user's trees, with an array for each leaf, named by its path
+arrivals.jsonl    which answers came in time and which late, if its federation does not wait for all
 preprocessing.json  what turned tables into its rows, where it has any
 result.json       how the run ended: finished, or diverged and why
 
@@ -15,13 +16,15 @@ starting.json with all of them, so that either all or none begin, whenever a kil
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +32,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from fedbilevel.core.clients import PerClient
 from fedbilevel.core.problem import Tree
-from fedbilevel.errors import Diverged, InputError
+from fedbilevel.engines.arrivals import ARRIVALS
+from fedbilevel.engines.simulated import revealed
+from fedbilevel.errors import Diverged, FolderTaken, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
 from fedbilevel.runs.checkpoint import Checkpoint
@@ -54,6 +60,7 @@ FILES = (
     "x.npy",
     "solution.npz",
     PREPROCESSING,
+    ARRIVALS,
     "result.json",
     "job.json",
     "sites.json",
@@ -73,6 +80,7 @@ class Beginning:
     code: Hashes = field(default_factory=dict)  # the SHA-256 of the user's files that define its task or its algorithm
     headline: str = ""  # the metric to compare runs by
     diagnostics: Sequence[str] | None = None  # the names of what its algorithm reports besides the metrics
+    started: str = ""  # when, in UTC
 
     @classmethod
     def of(cls, configuration: Configuration) -> Beginning:
@@ -85,7 +93,8 @@ class Beginning:
         """The same where these are known, without building what the configuration describes."""
         versions = versions_here(*configuration.packages())
         size: Literal[4, 8] = 8 if jax.numpy.zeros(()).dtype == "float64" else 4
-        return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(configuration.plain(), versions, size, secrets.token_hex(8), code, headline, diagnostics, started)
 
 
 class RunFolder:
@@ -104,7 +113,7 @@ class RunFolder:
         cls.complete(parent)
         for path in runs:
             cls(path)._require_free(force)
-        require_place(parent, "sweep.json", "config.json")
+        require_place(parent, "sweep.json", "tuning.json", "config.json")
         begin = {path: Beginning.of(configuration) for path, configuration in runs.items()}
         if len(runs) == 1:
             return [cls(path)._begin(beginning) for path, beginning in begin.items()]
@@ -139,9 +148,9 @@ class RunFolder:
         return self._begin(beginning)
 
     def _require_free(self, force: bool) -> None:
-        require_place(self.path, "sweep.json")
+        require_place(self.path, "sweep.json", "tuning.json")
         if (self.path / "config.json").exists() and not force:
-            raise InputError(f"{self.path} already holds a run: resume it, choose another --out, or replace it with --force")
+            raise FolderTaken(f"{self.path} already holds a run: resume it, or choose another folder", replaceable=True)
         for by in ("", "config.json"):  # a run's own process, and a command that follows one elsewhere
             if (self.path / by).exists():
                 with locked(self.path, by):
@@ -191,6 +200,11 @@ class RunFolder:
     def versions(self) -> Mapping[str, str]:
         """The versions that the run began with."""
         return self._beginning().versions
+
+    @property
+    def started(self) -> str:
+        """When the run began, in UTC; empty if its version did not note it."""
+        return self._beginning().started
 
     @property
     def code(self) -> Hashes:
@@ -270,6 +284,11 @@ class RunFolder:
         file = self.path / PREPROCESSING
         return Preprocessing.load(file) if file.exists() else None
 
+    def confirm_tables(self, preprocessing: Preprocessing) -> None:
+        """Raise `InputError` if the run began with another preprocessing than the tables have now."""
+        if self.preprocessing() not in (None, preprocessing):
+            raise InputError(f"{self.path}: the tables have changed since the run began: restore them, or start a new run")
+
     def checkpoint(self, experiment: Experiment) -> Snapshot | None:
         """The run at its newest checkpoint, with a state for this experiment; None if there is no checkpoint."""
         stored = self._stored()
@@ -295,6 +314,11 @@ class RunFolder:
             raise InputError(
                 f"{self.path / 'metrics.jsonl'} has {len(kept)} of the {wanted} rows that it had when the checkpoint beside it "
                 "was written: restore it, or remove the checkpoint to start this run over"
+            )
+        if stored.rows_sha256 not in (None, hashlib.sha256(_lines(kept)).hexdigest()):
+            raise InputError(
+                f"{self.path / 'metrics.jsonl'} has other numbers than when the checkpoint beside it was written: restore it, "
+                "or remove the checkpoint to start this run over"
             )
         return kept
 
@@ -328,18 +352,22 @@ class RunFolder:
         try:
             stored = self._stored()
             start, kept = (self._restored(stored, experiment), self._rows_until(stored)) if stored else (None, [])
-            write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
+            lines = _lines(kept)
+            write_atomically(self.path / "metrics.jsonl", lines)
             rows, last_row, saved = len(kept), kept[-1]["step"] if kept else None, time.monotonic()
-            with (self.path / "metrics.jsonl").open("a") as metrics:
+            digest = hashlib.sha256(lines)
+            with (self.path / "metrics.jsonl").open("ab") as metrics:
                 for moment in experiment.run(start):
                     if moment.metrics is not None and moment.step != last_row:
-                        metrics.write(json.dumps(moment.row()) + "\n")
+                        line = _lines([moment.row()])
+                        metrics.write(line)
                         metrics.flush()
+                        digest.update(line)
                         rows, last_row = rows + 1, moment.step
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, experiment, run, identity, rows)
+                        self._write_checkpoint(moment, experiment, run, identity, rows, digest.hexdigest())
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
@@ -347,7 +375,7 @@ class RunFolder:
             said = {"caveats": experiment.caveats(), "warnings": advice_on_data(experiment)}
             self._finish({"status": "diverged", "reason": str(error), **said}, identity)
             raise
-        self._write_checkpoint(moment, experiment, run, identity, rows)
+        self._write_checkpoint(moment, experiment, run, identity, rows, digest.hexdigest())
         warnings = [*advice_on_run(experiment, self.rows(), moment.state), *advice_on_data(experiment)]
         self._finish({"status": "finished", "caveats": experiment.caveats(), "warnings": warnings, **moment.row()}, identity)
 
@@ -355,24 +383,32 @@ class RunFolder:
         """Write the preprocessing beside the run; `InputError` if the run began with another."""
         if preprocessing is None:
             return
-        if self.preprocessing() not in (None, preprocessing):
-            raise InputError(f"{self.path}: the tables have changed since the run began: restore them, or start a new run")
+        self.confirm_tables(preprocessing)
         write_atomically(self.path / PREPROCESSING, preprocessing.encoded())
 
     def _require(self, identity: str) -> None:
         if not self.holds(identity):
-            raise InputError(f"{self.path} was taken over by another run while this one was running: choose another --out")
+            raise FolderTaken(f"{self.path} was taken over by another run while this one was running: choose another folder")
 
     def _finish(self, result: dict[str, Any], identity: str) -> None:
         self._require(identity)
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _write_checkpoint(self, moment: Snapshot, experiment: Experiment, run: str, identity: str, rows: int) -> None:
-        leaves = experiment.saved(moment)
-        checkpoint = Checkpoint(run, moment.step, moment.totals, moment.seconds, leaves, moment.reported, rows).encoded()
+    def _write_checkpoint(
+        self, moment: Snapshot, experiment: Experiment, run: str, identity: str, rows: int, rows_sha256: str
+    ) -> None:
+        leaves, so_far = experiment.saved(moment), (moment.totals, moment.seconds)
+        checkpoint = Checkpoint(run, moment.step, *so_far, leaves, moment.reported, rows, rows_sha256).encoded()
         self._require(identity)
         write_atomically(self.path / "checkpoint", checkpoint)
-        x = io.BytesIO()
-        np.save(x, np.asarray(moment.state.x), allow_pickle=False)
-        write_atomically(self.path / "x.npy", x.getvalue())
+        x = revealed(moment.state.x)
+        if not isinstance(x, PerClient):
+            content = io.BytesIO()
+            np.save(content, np.asarray(x), allow_pickle=False)
+            write_atomically(self.path / "x.npy", content.getvalue())
         write_atomically(self.path / "solution.npz", encoded(experiment.point(moment)))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """The rows as lines of metrics.jsonl."""
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()

@@ -7,14 +7,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedbilevel.aggregations import configured, in_full, parts
+from fedbilevel.aggregations import configured, in_full, parts, written
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Participation, Uniform
+from fedbilevel.core.privacy import RowPrivacy
+from fedbilevel.engines.arrivals import FORM as FORM_OF_ARRIVALS
+from fedbilevel.engines.arrivals import is_schedule
 from fedbilevel.engines.attacks import FORM, Attack
 from fedbilevel.engines.simulated import PRODUCTS
 from fedbilevel.errors import InputError
-from fedbilevel.settings import check_all, choice, configure, count, real, step_size, text
+from fedbilevel.settings import check_all, choice, configure, count, flag, real, text
 
+ROWS = "rows"  # what is private
 WEIGHTS = "equal, rows (as many as a client has), or numbers above 0 separated by commas, one per client"
 
 
@@ -39,10 +43,12 @@ class RunOptions:
     every: int = count(10, "rounds between two rows of metrics")
     chunk_size: int | None = count(None, "clients computed at once; None: all of a round, on a CPU as many as its cache holds")
     products: str = choice("default", "arithmetic of matrix products in simulated steps", PRODUCTS)
-    loss_bound: float = step_size(1e6, "a loss above it counts as divergence")
+    loss_bound: float = real(1e6, "a loss above it counts as divergence", above=0)
     aggregate: str = text("mean", "how answers are aggregated", "NAME or NAME(SETTING=VALUE, ...)", bool)
-
+    privacy: str = text("", "how the rows of clients are kept private", "rows(SETTING=VALUE, ...)", lambda given: True)
     attack: str = text("", "clients that lie, in simulations", FORM, lambda given: not given or bool(Attack.parse(given)))
+    arrivals: str = text("", "when answers come, in simulations that do not wait for all", FORM_OF_ARRIVALS, is_schedule)
+    validation: bool = flag(False, "whether one in five of each client's upper rows is held out of the losses, to choose by")
 
     def __post_init__(self) -> None:
         check_all(self, owner="")
@@ -51,6 +57,7 @@ class RunOptions:
         if self.clients_per_round is not None and self.bernoulli is not None:
             raise InputError("give either clients per round or a probability to take part, not both")
         object.__setattr__(self, "aggregate", in_full(self.aggregate))
+        object.__setattr__(self, "privacy", privacy_text(self.row_privacy()))
 
     @classmethod
     def read(cls, owner: str, values: Mapping[str, Any]) -> RunOptions:
@@ -80,3 +87,22 @@ class RunOptions:
     def aggregation(self) -> Aggregation:
         """How answers are aggregated."""
         return configured(self.aggregate)
+
+    def row_privacy(self) -> RowPrivacy | None:
+        """How the rows of clients are kept private, if they are."""
+        return read_privacy(self.privacy)
+
+
+def read_privacy(text: str) -> RowPrivacy | None:
+    """How rows are kept private, from what describes it; None if it is empty."""
+    if not text:
+        return None
+    name, values = parts(text)
+    if name != ROWS:
+        raise InputError(f"privacy must be {ROWS}(SETTING=VALUE, ...); given: {text}")
+    return configure(RowPrivacy, "privacy", values)
+
+
+def privacy_text(privacy: RowPrivacy | None) -> str:
+    """What describes it in a run's options."""
+    return "" if privacy is None else written(ROWS, privacy.values())

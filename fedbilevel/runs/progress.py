@@ -111,7 +111,7 @@ def _bar(console: Console, unit: str) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn(f"{unit} {{task.completed}}/{{task.total}}"),
+        TextColumn(f"{unit} {{task.completed:.0f}}/{{task.total:.0f}}"),
         TextColumn("{task.fields[headline]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -121,8 +121,11 @@ def _bar(console: Console, unit: str) -> Progress:
 
 
 @contextlib.contextmanager
-def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """During the block, the function it yields shows how many items are done, and a word on those in progress."""
+def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Callable[[float, str], None]]:
+    """During the block, the function it yields shows how many items are done, and a word on those in progress.
+
+    Plain lines are printed only when there is no such word.
+    """
     if _has_bars(console):
         with _bar(console, unit) as bar:
             task = bar.add_task(name, total=total, headline="")
@@ -130,10 +133,30 @@ def counted(console: Console, name: str, unit: str, total: int) -> Iterator[Call
         return
     shown, pace = set[int](), Pace(console, name, total)
 
-    def line(done: int, word: str) -> None:
+    def line(done: float, word: str) -> None:
         if not word and done not in shown:
-            shown.add(done)
-            pace.note(done)
-            console.print(f"{name}: {done} of {total} {unit}s", soft_wrap=True)
+            shown.add(int(done))
+            pace.note(int(done))
+            console.print(f"{name}: {done:.0f} of {total} {unit}s", soft_wrap=True)
+
+    yield line
+
+
+@contextlib.contextmanager
+def moving(console: Console, name: str, unit: str) -> Iterator[Callable[[int, int, str], None]]:
+    """During the block, the function it yields shows how much of a total, which may grow, is done, and what is under way."""
+    if _has_bars(console):
+        with _bar(console, unit) as bar:
+            task = bar.add_task(name, total=None, headline="")
+            yield lambda done, of, word: bar.update(task, completed=done, total=of, headline=word)
+        return
+    last = ("", -1)
+
+    def line(done: int, of: int, word: str) -> None:
+        nonlocal last
+        tenth = done * LINES // max(of, 1)
+        if (word, tenth) != last:
+            last = word, tenth
+            console.print(f"{name}: {done} of {of} {unit}s, {word}", soft_wrap=True)
 
     yield line

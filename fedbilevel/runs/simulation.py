@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,12 +13,16 @@ from fedbilevel.core.aggregation import Aggregation, require_aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.participation import Everyone, Participation, require_participation
+from fedbilevel.engines.arrivals import schedule
 from fedbilevel.engines.attacks import Attack
+from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.in_process import InProcess
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import require_time
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.spending import with_privacy
 from fedbilevel.tasks.base import Task
 
 CACHED = 16_000_000  # bytes: a hundred clients of 600 KB each take 1.6 times as long all at once as in four chunks
@@ -41,11 +46,15 @@ def simulation(
         options["aggregate"] = text_of(require_aggregation(aggregation))
     checked = RunOptions(**options)
     rule = aggregation or checked.aggregation()
+    if checked.arrivals and not rule.buffers:
+        raise InputError("arrivals are for an aggregation that does not wait for all answers: choose buffered")
+    if rule.buffers and (checked.attack or checked.chunk_size or checked.products != "default"):
+        raise InputError("an attack, a chunk size and products are for clients computed together: leave them out with buffered")
     drawn = checked.participation() if participation is None else participation
     require_participation("participation", drawn)
     drawn.capacity(task.population.size)
     if algorithm.pooled:
-        if not rule.streams or checked.attack:
+        if not rule.streams or rule.buffers or checked.attack:
             raise InputError(
                 f"{type(algorithm).__name__} pools all rows in one client: leave out the aggregation and the attack"
             )
@@ -54,14 +63,21 @@ def simulation(
         attack = Attack.parse(checked.attack) if checked.attack else None
         population = attack.poisoned(task.population) if attack else task.population
         engine = SimulatedEngine(population, drawn, checked.chunk_size or _chunk(task), checked.products, rule, attack)
+    engine, spending = with_privacy(task, algorithm, engine, checked)
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
     )
-    experiment = Experiment(task, algorithm, engine, checked)
+    experiment = Experiment(task, algorithm, engine, checked, spending)
     require_time(experiment, engine)
     if not task.known_means:
         check_means(task.population, task.x, task.y, algorithm.pooled)
-    return experiment
+    if not rule.buffers:
+        return experiment
+    population = engine.population  # which may be private
+    clients = InProcess(
+        dataclasses.replace(task, population=population), algorithm, rule, schedule(checked.arrivals, checked.seed)
+    )
+    return dataclasses.replace(experiment, engine=DeployedEngine(clients, population, drawn, aggregation=rule))
 
 
 def simulated(experiment: Experiment) -> SimulatedEngine:
@@ -78,6 +94,7 @@ def _bytes(task: Task, engine: SimulatedEngine) -> int:
     rows = sum(leaf.nbytes for leaf in jax.tree.leaves([s.rows for s in shards]))
     point = task.x.nbytes + task.y.nbytes
     state = point + (population.size * task.y.nbytes if task.lower_level == "local" else 0)
+    state += 4 * population.size * task.x.nbytes if task.own_x else 0  # what the clients keep
     batch = sum((population.batch_size or s.longest) * s.row_bytes() for s in shards)
     return rows + 2 * state + min(cohort, engine.chunk_size or cohort) * (2 * point + batch)
 

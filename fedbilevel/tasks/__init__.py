@@ -37,6 +37,7 @@ BUNDLED = {
     "regularisation": _task(
         "regularisation", "Regularisation", "weight decay for each feature, across hospitals", "bundled data"
     ),
+    "label-errors": _task("label_errors", "LabelErrors", "how far to trust each row of tables or image folders", "ours"),
     "quadratic": _task("quadratic", "Quadratic", "heterogeneous quadratics with a known solution", "closed form"),
     "valley": _task("valley", "Valley", "a lower level that is not convex, with a known solution", "closed form"),
     "data-cleaning-mnist": _task(

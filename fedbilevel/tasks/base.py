@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedbilevel.algorithms import DEFAULTS
 from fedbilevel.core import ground_truth
 from fedbilevel.core.client_lists import one_per_client
 from fedbilevel.core.population import Population, Shards
-from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees
+from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees, mean_loss
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
 from fedbilevel.errors import InputError, computing, require
 from fedbilevel.tasks.data.columns import Columns
@@ -104,8 +105,17 @@ class Declared(NamedTuple):
     """What a task was built from."""
 
     settings: Any  # an instance of what `@task` made, with its knobs
-    data: str  # the full path of the folder of data sets
+    data: str | None  # the full path of the folder of data sets; None if it was given rows that no folder holds
     found: tuple[int, ...] = ()  # rows that were here, by call of `ClientData.each`
+
+
+class Validation(NamedTuple):
+    """Rows that are held out of both losses, and the mean over them that hyperparameters are chosen by."""
+
+    name: str
+    loss: Loss
+    rows: Shards
+    owners: Array  # the client of each shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +123,8 @@ class Task:
     """A federated bilevel problem that an experiment can run.
 
     Its metrics are the problem's own, on the clients' data, and those that `metrics(x, y)` returns without looking at any
-    client's data, so that a server can compute them; its `y` has a row per client if the lower level is local.
+    client's data, so that a server can compute them; there `y` has a row per client if the lower level is local, and `x` has
+    one if each client has its own.
     `strongly_convex` says whether Σ w_m g_m is strongly convex in y, which most methods assume.
     `shown(x)` is what a report shows of an x that a run has found.
     `x_tree` and `y_tree` give x and y as the user's trees.
@@ -121,6 +132,7 @@ class Task:
     `notes` are sentences about where its metrics come from.
     `known_means` says whether both losses are known to be means over their rows; a run checks others.
     `preprocessing` is what has turned tables into its rows, which a run keeps beside x and y.
+    `validation` has rows that are held out to choose hyperparameters by.
     """
 
     population: Population
@@ -137,6 +149,7 @@ class Task:
     declared: Declared | None = None
     notes: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    validation: Validation | None = None
 
     @classmethod
     def of(
@@ -155,21 +168,26 @@ class Task:
         y_set: ConvexSet = EVERYWHERE,
         metrics: Callable[[Tree, Tree], dict[str, Array]] | None = None,
         row_metrics: Mapping[str, Loss] | None = None,
+        lower_metrics: Mapping[str, Loss] | None = None,
         lower_level: LowerLevel = "global",
         strongly_convex: bool = True,
         shown: Callable[[Tree], Sequence[Shown]] = nothing,
         preprocessing: Preprocessing | None = None,
+        own_x: bool = False,
     ) -> Task:
         """A task from two losses on trees, a start and each client's rows.
 
         Args:
             f, g, x0, y0, lower, upper, batch_size, weights, x_set, y_set, metrics, preprocessing: as in `fedbilevel.solve`.
             row_metrics: further means over f's rows by name, each `(x, y, rows) -> number`, which the clients compute.
+            lower_metrics: likewise over g's rows.
             test: for each client rows like those of f, which neither loss sees. On them the clients compute `test_loss`, which
                 is f, and `test_NAME` for each of the row metrics; each is a mean over all of these rows.
             lower_level: the problem that y solves: "global" for that of all clients, "local" for each client's own.
             strongly_convex: whether Σ w_m g_m is strongly convex in y, which most methods assume.
             shown: what a report shows of an x that a run has found, as sections (`fedbilevel.tasks.shown`).
+            own_x: whether each client has an x of its own, such as a weight for each of its rows, which stays there. All start
+                from x0, the losses are given the client's own, and solutions have them with a leading axis over clients.
 
         Raises:
             InputError: something given cannot be used.
@@ -177,20 +195,26 @@ class Task:
         for name, function in (("metrics", metrics), ("shown", shown)):
             require(function is None or callable(function), name, "a function", function)
         require(lower_level in ("global", "local"), "lower_level", "global or local", lower_level)
-        require(isinstance(row_metrics, Mapping | None), "row_metrics", "a dictionary of functions by name", row_metrics)
+        for name, given_metrics in (("row_metrics", row_metrics), ("lower_metrics", lower_metrics)):
+            require(isinstance(given_metrics, Mapping | None), name, "a dictionary of functions by name", given_metrics)
         given = isinstance(preprocessing, Preprocessing | None)
         require(given, "preprocessing", "that of Tables, such as tables(...).preprocessing", preprocessing)
         sets = Sets(x_set, y_set)
         further = tuple((row_metrics or {}).items())
         tests = {"test_loss": f} | {f"test_{name}": loss for name, loss in further}
         apart = tuple((name, loss) for name, loss in tests.items() if name not in dict(further))
-        problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, further, apart)
+        require(isinstance(own_x, bool), "own_x", "True or False", own_x)
+        if own_x and lower_level == "local":
+            raise InputError("own_x is for a y that all clients share: leave out own_x, or lower_level")
+        problem, x, y, x_tree, y_tree = from_trees(f, g, x0, y0, sets, further, apart, tuple((lower_metrics or {}).items()))
         lower = one_per_client("lower", lower)
-        population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size, test)
+        starts = x if own_x else None
+        population = Population.build(problem, lower if upper is None else upper, lower, weights, batch_size, test, starts)
+        x_trees = jax.vmap(x_tree) if own_x else x_tree
         y_trees = jax.vmap(y_tree) if lower_level == "local" else y_tree
 
         def own_metrics(x: Array, y: Array) -> dict[str, Array]:
-            return metrics(x_tree(x), y_trees(y)) if metrics else {}
+            return metrics(x_trees(x), y_trees(y)) if metrics else {}
 
         return cls(
             population,
@@ -200,8 +224,8 @@ class Task:
             lower_level,
             strongly_convex,
             _rows_held(upper=population.upper, lower=population.lower),
-            lambda x: shown(jax.tree.map(np.asarray, x_tree(jnp.asarray(x)))),
-            x_tree,
+            lambda x: shown(jax.tree.map(np.asarray, x_trees(jnp.asarray(x)))),
+            x_trees,
             y_trees,
             known_means=False,
             preprocessing=preprocessing,
@@ -218,6 +242,10 @@ class Task:
             if self.population.test is not None:
                 on_test = ground_truth.tests(self.population, x, y, self.lower_level)
                 known |= dict(zip(problem.test_names, on_test, strict=True))
+            if self.validation is not None:
+                name, loss, rows, owners = self.validation
+                mean = functools.partial(mean_loss, loss)
+                known[name] = ground_truth.held_out(mean, rows, owners, x, y, self.lower_level)
             return {**known, **_own_metrics(self.metrics, x, y, known)}
 
         return jax.jit(evaluate)
@@ -230,9 +258,27 @@ class Task:
         """The names of those that `metrics` returns."""
         return self._names(self.metrics)
 
+    @property
+    def own_x(self) -> bool:
+        """Whether each client has an x of its own."""
+        return self.population.own_x is not None
+
+    @property
+    def start(self) -> tuple[Array, Array]:
+        """Where x and y start, as metrics take them: with a row per client where each has its own."""
+
+        def each(v: Array, own: bool) -> Array:
+            return jnp.broadcast_to(v, (self.population.size, *v.shape)) if own else v
+
+        return each(self.x, self.own_x), each(self.y, self.lower_level == "local")
+
+    @property
+    def default_algorithm(self) -> str:
+        """The name of the algorithm for those who name none."""
+        return DEFAULTS["own x" if self.own_x else self.lower_level]
+
     def _names(self, of: Metrics) -> list[str]:
-        shape = self.y.shape if self.lower_level == "global" else (self.population.size, *self.y.shape)
-        return list(jax.eval_shape(of, self.x, jax.ShapeDtypeStruct(shape, self.y.dtype)))
+        return list(jax.eval_shape(of, *jax.eval_shape(lambda: self.start)))
 
     @functools.cached_property
     def evaluate_each(self) -> Callable[[Array, Any], dict[str, Array]]:
@@ -251,7 +297,7 @@ class TaskSettings(Protocol):
     headline: ClassVar[str]  # the metric to compare methods by
     better: ClassVar[Better]  # for its metrics; any other, such as either loss, is better lower
     suited: ClassVar[SuitedTable]  # the first task's serve the others where those have none of their own
-    columns: ClassVar[Columns | None]  # of the tables that it is built from, if it is
+    columns: Columns | None  # of the tables that it is built from, if it is; a property if its knobs say which
 
     def build(self, data: str = "") -> Task:
         """The task; `data` is the folder of data sets that are not bundled."""

@@ -95,7 +95,7 @@ def _declared(
     require(isinstance(cls.headline, str), f"{name}: headline", "the name of a metric", cls.headline)
     fits = isinstance(cls.better, Mapping) and set(cls.better.values()) <= {"higher", "lower"}
     require(fits, f"{name}: better", 'a dictionary of "higher" or "lower" by metric', cls.better)
-    require(isinstance(cls.columns, Columns | None), f"{name}: columns", "Columns(label=..., ...)", cls.columns)
+    require(isinstance(cls.columns, Columns | property | None), f"{name}: columns", "Columns(label=..., ...)", cls.columns)
     further = vars(cls).get("__post_init__", lambda self: None)
 
     def __post_init__(self: Any) -> None:
@@ -175,7 +175,8 @@ def _guarded(build: Callable[..., Task]) -> Callable[..., Task]:
         require(isinstance(built, Task), f"what {name} returns", "a Task, such as Task.of returns", built)
         folder = source.folder or (default if isinstance(default, str) else "")
         in_full = os.path.abspath(folder) if folder else ""  # so that a run finds it again from another folder
-        built = dataclasses.replace(built, declared=Declared(self, in_full, tuple(source.found)))
+        found_again = None if isinstance(data, Tables) else in_full
+        built = dataclasses.replace(built, declared=Declared(self, found_again, tuple(source.found)))
         if isinstance(given, Tables) and built.preprocessing is None:
             built = dataclasses.replace(built, preprocessing=given.preprocessing)
         names = built.metric_names()

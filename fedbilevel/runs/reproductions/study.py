@@ -33,8 +33,9 @@ from fedbilevel.runs.reproductions.plan import (
     tuned_text,
 )
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
+from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep, untied
+from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.runs.versions import changes_since
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json
@@ -175,7 +176,7 @@ class Study:
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
         observe(label, 0)
-        SweepFolder(path).execute(lambda done, rounds: observe(label, rounds))
+        SweepFolder(path).execute(lambda done, together, rounds: observe(label, rounds))
         jax.clear_caches()  # a process has room for a few thousand compiled programs, and the next line needs others
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:

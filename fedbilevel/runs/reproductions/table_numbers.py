@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedbilevel.runs.reproductions.plan import Column, Reproduction
 from fedbilevel.runs.reproductions.results import Run
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
-from fedbilevel.runs.sweeps.sweep import deviation
+from fedbilevel.runs.sweeps.cell import deviation
 
 
 class Number(NamedTuple):

@@ -14,32 +14,22 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbilevel.algorithms import ALGORITHMS
-from fedbilevel.errors import InputError
-from fedbilevel.own_code import Hashes, confirmed, hashes
-from fedbilevel.registry import Entry, find
+from fedbilevel.errors import FolderTaken, InputError
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
+from fedbilevel.runs.sweeps.best_settings import settings_text
+from fedbilevel.runs.sweeps.cell import Cell
+from fedbilevel.runs.sweeps.described_folder import DescribedFolder
 from fedbilevel.runs.sweeps.programs import alike, programs
-from fedbilevel.runs.sweeps.sweep import Cell, Sweep
-from fedbilevel.runs.versions import versions_here
-from fedbilevel.settings import nearest, parsed, settings
-from fedbilevel.tasks import TASKS
-from fedbilevel.user_files import Scalar, naming, read_json, read_json_lines
-
-
-@dataclass(frozen=True)
-class Began:
-    """What `sweep.json` holds besides the sweep; nothing in version 0.1."""
-
-    versions: Mapping[str, str] = field(default_factory=dict)
-    code: Hashes = field(default_factory=dict)  # the SHA-256 of the user's files that define its task or its algorithm
+from fedbilevel.runs.sweeps.sweep import Sweep
+from fedbilevel.settings import nearest
+from fedbilevel.user_files import Scalar, read_json, read_json_lines
 
 
 @dataclass(frozen=True)
@@ -60,11 +50,21 @@ class FinishedRun:
     reason: str
 
 
-class SweepFolder:
+Observe = Callable[[int, int, int], None]  # called with how many runs have ended, how many are in progress, and their rounds
+
+
+class SweepFolder(DescribedFolder[Sweep]):
     """A sweep on disk; finished runs are not repeated."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    FILE = "sweep.json"
+
+    def read(self, values: Mapping[str, Any]) -> Sweep:
+        """The sweep from its file."""
+        return Sweep.read(values)
+
+    def begun(self) -> bool:
+        """Whether any of its runs has ended."""
+        return bool(self.results())
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, force: bool = False, metric: str = "") -> SweepFolder:
@@ -73,10 +73,10 @@ class SweepFolder:
         sweep.settle()
         known = (path / "sweep.json").exists() and not force
         if known and folder.sweep != sweep:
-            raise InputError(f"{path} holds another sweep: choose another --out, or replace it with --force")
+            raise FolderTaken(f"{path} holds another sweep: choose another folder", replaceable=True)
         if known:
             folder.confirm_code()
-        require_place(path, "config.json", "*/config.json", "starting.json")
+        require_place(path, "config.json", "*/config.json", "starting.json", "tuning.json", "*/tuning.json")
         if metric and metric not in (names := sweep.metrics()):
             raise InputError(f"there is no metric {metric!r} to rank by{nearest(metric, names)}")
         if not known:
@@ -88,35 +88,13 @@ class SweepFolder:
         if metric:
             write_atomically(path / "ranking.json", json.dumps(asdict(Ranking(metric))).encode())
         if not known:  # last, since a folder without it holds no sweep
-            folder._write(sweep, Began(versions_here(*sweep.packages()), hashes(sweep.names())))
+            folder.begin(sweep)
         return folder
-
-    def _write(self, sweep: Sweep, began: Began) -> None:
-        stored = {**sweep.plain(), **asdict(began)}
-        write_atomically(self.path / "sweep.json", (json.dumps(stored, indent=2) + "\n").encode())
-
-    def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
-        """Raise `InputError` if the user's code that it needs may not be executed, or has changed and must not have."""
-        sweep, began = self.sweep, read_json(self.path / "sweep.json", Began)
-        code = confirmed(sweep.names(), began.code, changed=changed, trusted=trusted)
-        if code != began.code:
-            with locked(self.path):
-                self._write(sweep, replace(began, code=code))
 
     @property
     def sweep(self) -> Sweep:
         """What is swept."""
-        file = self.path / "sweep.json"
-        values = read_json(file, dict[str, Any])
-        for other in fields(Began):
-            values.pop(other.name, None)
-        with naming(file):
-            return Sweep.read(values)
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """The versions that the sweep began with."""
-        return read_json(self.path / "sweep.json", Began).versions
+        return self.described
 
     @property
     def metric(self) -> str:
@@ -156,12 +134,12 @@ class SweepFolder:
         complete = [cell for cell in sweep.cells() if all((_name(cell), seed) in found for seed in seeds)]
         return [Cell(cell, [found[_name(cell), seed] for seed in seeds]) for cell in complete]
 
-    def execute(self, observe: Callable[[int, int], None] = lambda done, rounds: None) -> None:
-        """Run what is missing; `observe` is called with the number of finished runs and the rounds of those in progress."""
+    def execute(self, observe: Observe = lambda done, together, rounds: None) -> None:
+        """Run what is missing."""
         with locked(self.path):
             self._execute(observe)
 
-    def _execute(self, observe: Callable[[int, int], None]) -> None:
+    def _execute(self, observe: Observe) -> None:
         sweep, found = self.sweep, self.results()
         lines = (_line(json.loads(cell), seed, outcome) for (cell, seed), outcome in found.items())
         write_atomically(self.path / "results.jsonl", "".join(lines).encode())
@@ -169,14 +147,14 @@ class SweepFolder:
         missing = [run for run in runs if (_name(run[0]), run[1]) not in found]
         done = len(runs) - len(missing)
         for together in programs((run, sweep.configuration(*run)) for run in missing):
-            outcomes = run_together([e for _, e in together], partial(observe, done))
+            outcomes = run_together([e for _, e in together], partial(observe, done, len(together)))
             with (self.path / "results.jsonl").open("a") as file:
                 for ((cell, seed), _), outcome in zip(together, outcomes, strict=True):
                     file.write(_line(cell, seed, outcome))
                 file.flush()
                 os.fsync(file.fileno())
             done += len(together)
-            observe(done, 0)
+            observe(done, 0, 0)
 
     def conclude(self) -> list[Cell]:
         """Write the table and the best cell's settings; returns the cells, best first."""
@@ -201,19 +179,9 @@ def _name(cell: Mapping[str, Any]) -> str:
 
 
 def _settings(sweep: Sweep, best: Cell, cells: int, metric: str) -> str:
-    def table(entry: Entry, owner: str, values: Mapping[str, Any]) -> str:
-        known = settings(entry.load())
-        return "".join(f"{name} = {json.dumps(parsed(owner, name, known[name], v))}\n" for name, v in values.items())
-
-    def quoted(name: str) -> str:
-        return json.dumps(name, ensure_ascii=False)
-
     knobs, hyperparameters = sweep.chosen(best.values)
-    task, algorithm = find(TASKS, "task", sweep.task), find(ALGORITHMS, "algorithm", sweep.algorithm)
-    key = sweep.algorithm if sweep.algorithm in ALGORITHMS else quoted(sweep.algorithm)
-    return (
-        f"# The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
-        f"{len(best.outcomes)} seeds.\n"
-        f"task = {quoted(sweep.task)}\n\n[knobs]\n{table(task, sweep.task, knobs)}\n"
-        f"[hyperparameters.{key}]\n{table(algorithm, sweep.algorithm, hyperparameters)}"
+    comment = (
+        f"The best of {cells} cells by {metric}: {best.mean(metric):.4g}, deviation {best.deviation(metric):.2g} over "
+        f"{len(best.outcomes)} seeds."
     )
+    return settings_text(comment, sweep.task, knobs, {sweep.algorithm: hyperparameters})

@@ -25,10 +25,15 @@ def alike(runs: Iterable[tuple[Any, Configuration]]) -> list[list[tuple[Any, Con
     return list(groups.values())
 
 
+def most_together(experiment: Experiment) -> int:
+    """How many runs like this one should be one program: as many as fit into memory, and gain by it."""
+    needed = bytes_of(experiment)
+    return 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, memory() // 2 // needed))
+
+
 def programs(runs: Iterable[tuple[Any, Configuration]]) -> Iterator[list[tuple[Any, Experiment]]]:
     """The runs in groups that can be one program and that fit into memory."""
     for group in alike(runs):
-        needed = bytes_of(group[0][1].experiment())
-        size = 1 if jax.default_backend() == "cpu" and needed > LARGE else max(1, min(MOST_TOGETHER, memory() // 2 // needed))
+        size = most_together(group[0][1].experiment())
         for first in range(0, len(group), size):
             yield [(run, configuration.experiment()) for run, configuration in group[first : first + size]]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
@@ -17,10 +16,12 @@ from fedbilevel.registry import find, require_known
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.options import RunOptions
-from fedbilevel.runs.sweeps.batched_runs import DIVERGED, Outcome
+from fedbilevel.runs.sweeps.cell import Cell
+from fedbilevel.runs.sweeps.ranking import criterion_of, ranked
 from fedbilevel.settings import nearest, parsed, settings
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Better
+from fedbilevel.tasks.validation import Criterion
 from fedbilevel.user_files import Scalar, fitted
 
 MOST_RUNS = 100_000  # in a sweep: at a second each, more than a day
@@ -82,7 +83,7 @@ class Sweep:
             values[tied] = [parsed(owner, first, known[first], value) for value in given]
         task.configure(label(self.task), self.knobs)
         algorithm.configure(label(self.algorithm), self.hyperparameters)
-        filled = {"grid": values, "headline": task.load().headline, "better": dict(task.load().better)}
+        filled = {"grid": values, "headline": task.load().headline, "better": {**self.better, **task.load().better}}
         for name, value in filled.items():
             object.__setattr__(self, name, value)
         self._require_distinct()
@@ -140,15 +141,18 @@ class Sweep:
         """What is swept, in words."""
         return f"{label(self.algorithm)} on {label(self.task)}, {self.seeds} seeds"
 
+    def judged(self, by: str = "") -> tuple[Sweep, Criterion]:
+        """The sweep with what ranks it: the metric of that name, or one on validation rows, which its runs then hold out."""
+        self.settle()
+        how = criterion_of(self.configuration(self.cells()[0], self.first_seed), by)
+        if how.loss is None:
+            return self, how
+        better: Better = {how.metric: "higher" if how.higher else "lower"}
+        return replace(self, options=replace(self.options, validation=True), better={**self.better, **better}), how
+
     def ranked(self, cells: Sequence[Cell], metric: str) -> list[Cell]:
         """The cells from best to worst by this metric; those with a run that diverged come last."""
-        sign = -1 if self.better.get(metric) == "higher" else 1
-
-        def rank(cell: Cell) -> tuple[bool, float]:
-            mean = cell.mean(metric)
-            return (True, 0.0) if math.isnan(mean) else (False, sign * mean)
-
-        return sorted(cells, key=rank)
+        return ranked(cells, metric, self.better)
 
     def table(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """For each cell its values, how many of its runs diverged, and the mean and the deviation of every metric."""
@@ -171,40 +175,6 @@ class Sweep:
 def untied(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The value of every single hyperparameter and knob in a cell."""
     return {name: value for tied, value in cell.items() for name in tied.split("+")}
-
-
-def deviation(values: Sequence[float]) -> float:
-    """The standard deviation; 0 for one value or none."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-class Cell(NamedTuple):
-    """A cell of the grid and the outcomes of its runs."""
-
-    values: Mapping[str, Any]
-    outcomes: list[Outcome]
-
-    @property
-    def diverged(self) -> int:
-        """How many of its runs diverged."""
-        return sum(outcome.status == DIVERGED for outcome in self.outcomes)
-
-    def last(self, metric: str) -> list[float]:
-        """The metric at the end of every run that did not diverge."""
-        rows = [outcome.rows[-1] for outcome in self.outcomes if outcome.status != DIVERGED]
-        return [math.nan if row[metric] is None else float(row[metric]) for row in rows]  # type: ignore[arg-type]
-
-    def mean(self, metric: str) -> float:
-        """The mean over the seeds; NaN if a run diverged."""
-        return math.nan if self.diverged else statistics.fmean(self.last(metric))
-
-    def deviation(self, metric: str) -> float:
-        """The standard deviation over the seeds; 0 for one seed."""
-        return deviation(self.last(metric))
-
-    def summary(self, metric: str) -> dict[str, float]:
-        """Both."""
-        return {"mean": self.mean(metric), "deviation": self.deviation(metric)}
 
 
 def higher_is_better(task: str, metric: str) -> bool:

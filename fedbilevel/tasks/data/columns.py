@@ -14,6 +14,7 @@ from fedbilevel.tasks.data.table_files import Opened, Table
 MOST_CATEGORIES = 100  # in a column: more are names or numbers of persons rather than categories
 LONGEST_CATEGORY = 100  # characters: more are free text
 TRAIN, VALIDATION = "train", "validation"
+ROLES = {word: TRAIN for word in (TRAIN, "no", "false", "0")} | {word: VALIDATION for word in (VALIDATION, "yes", "true", "1")}
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Columns:
         categories: the columns that hold categories rather than numbers: a list of names, or a dictionary that also declares
             the categories of a column, which then need not be collected from the sites (an empty list: collect them).
         weight: a column with a weight for each row.
-        split: a column that says of each row whether it is for "train" (the lower level) or "validation" (the upper one).
+        split: a column that says of each row whether it is for "train" (the lower level) or "validation" (the upper one); or,
+            as for rows that were checked and shall validate, "no" or "yes" (also false and true, 0 and 1).
         validation, seed: without such a column, the fraction of each site's rows that validate, and the seed of the draw.
     """
 
@@ -125,9 +127,9 @@ class Columns:
         if self.split:
             roles = [cell.lower() for cell in table.categories[self.split]]
             for k, role in enumerate(roles):
-                if role not in (TRAIN, VALIDATION):
-                    raise InputError(f"{table.places(k)}: column {self.split!r} must be {TRAIN!r} or {VALIDATION!r}")
-            trains = np.array([role == TRAIN for role in roles])
+                if role not in ROLES:
+                    raise InputError(f"{table.places(k)}: column {self.split!r} must be {TRAIN!r} or {VALIDATION!r}, no or yes")
+            trains = np.array([ROLES[role] == TRAIN for role in roles])
         else:
             validating = min(max(round(self.validation * table.size), 1), table.size - 1)
             order = np.random.default_rng([self.seed, site]).permutation(table.size)

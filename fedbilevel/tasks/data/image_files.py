@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 from PIL import Image
 
 
@@ -18,3 +19,10 @@ def opened(file: IO[bytes] | Path, *formats: str) -> Iterator[Image.Image]:
         warnings.simplefilter("ignore")
         with Image.open(file, formats=formats) as image:
             yield image
+
+
+def in_eight_bits(image: Image.Image) -> Image.Image:
+    """The image with values up to 255: a grey one of 16 bits has larger ones, which conversions would make white."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image) // 256).astype(np.uint8))

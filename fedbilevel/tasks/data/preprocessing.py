@@ -124,8 +124,11 @@ class Preprocessing:
         sites = len(read.training) == len(read.validating) and min((*read.training, *read.validating), default=0) > 0
         usable = np.isfinite([*read.means, *read.deviations]).all() and min(read.deviations, default=1) > 0
         known = known and list(read.categories) == read.columns.texts and read.columns.features is not None
-        if len(sizes) > 1 or not (known and sites and usable):
+        declared = all(not of or list(read.categories.get(name, ())) == list(of) for name, of in read.columns.declared.items())
+        if len(sizes) > 1 or not (known and sites and usable and declared):
             raise InputError("its parts do not fit together: restore it")
+        for name, of in read.categories.items():
+            require_categories(f"column {name!r}", of)
         return read
 
     @classmethod

@@ -40,10 +40,17 @@ class Opened(NamedTuple):
     header: Sequence[str]
     rows: Iterator[tuple[int, Sequence[Any]]]  # the number of its line or row, and its cells
     lines: bool  # whether these are the lines of a text file, of which the header is the first
+    files: Sequence[str] = ()  # of each row, where a row is a file
 
     def place(self, number: int) -> str:
         """Where a line or row is, for errors."""
+        if self.files:
+            return f"{self.name}/{self.row(number)}"
         return f"{self.name}:{number}" if self.lines else f"{self.name}, row {number}"
+
+    def row(self, number: int) -> str:
+        """What tells a line or row from the others."""
+        return self.files[number - 1] if self.files else str(number)
 
     @property
     def top(self) -> str:
@@ -59,6 +66,7 @@ class Table(NamedTuple):
     places: Callable[[int], str]  # where row k is, for errors
     name: str
     size: int
+    rows: Sequence[str]  # what tells each row from the others: its line, its number or its file
 
 
 def opened(source: Source, called: str = "the table") -> Opened:
@@ -107,7 +115,16 @@ def read_table(table: Opened, number_columns: Sequence[str], category_columns: S
         raise InputError(f"{table.name} has a header but no rows: give a table with rows, or leave it out")
     as_arrays = {name: np.frombuffer(found[name], float) for name in number_columns}
     texts = {name: found[name] for name in category_columns}
-    return Table(as_arrays, texts, lambda k: table.place(lines[k]), table.name, len(lines))
+    return Table(as_arrays, texts, lambda k: table.place(lines[k]), table.name, len(lines), [table.row(k) for k in lines])
+
+
+def is_number(cell: Any) -> bool:
+    """Whether a cell can stand in a column of numbers."""
+    try:
+        _number(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(cell: Any) -> float:

@@ -73,6 +73,16 @@ class SiteTable:
         self.trains = columns.trains(table, site)
         self._site = site
 
+    @property
+    def fewest(self) -> int:
+        """How many rows train or validate, whichever are fewer."""
+        return int(min(self.trains.sum(), (~self.trains).sum()))
+
+    @property
+    def training_rows(self) -> list[str]:
+        """What tells each of the rows that train from the others."""
+        return [self.table.rows[int(k)] for k in np.flatnonzero(self.trains)]
+
     def answer(self, question: Any) -> Any:
         """The answer to one of the three questions; `InputError` if it is another, or the table has no answer."""
         match question:

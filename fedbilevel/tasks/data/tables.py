@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedbilevel.core.client_lists import one_per_client
+from fedbilevel.core.devices import require_memory
 from fedbilevel.errors import InputError, require
 from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.datasets import existing_folder
+from fedbilevel.tasks.data.image_tables import holds_images, opened_images
 from fedbilevel.tasks.data.preprocessing import Preprocessing, fitted
-from fedbilevel.tasks.data.table_files import SUFFIXES, Opened, Source, opened, read_table
+from fedbilevel.tasks.data.table_files import SUFFIXES, Opened, Source, is_number, opened, read_table
 from fedbilevel.tasks.data.table_sums import Deviations, Names, SiteTable, Totals
 
 Rows = Mapping[str, np.ndarray]
@@ -31,17 +33,22 @@ class Tables(NamedTuple):
     lower: Sequence[Rows]
     upper: Sequence[Rows]
     preprocessing: Preprocessing
+    names: Sequence[Sequence[str]] = ()  # of each client's training rows, as far as these are here
 
     @classmethod
     def of(cls, preprocessing: Preprocessing, here: Mapping[int, SiteTable]) -> Tables:
         """The rows of the sites whose tables are here, by number."""
+        rows = sum(preprocessing.training) + sum(preprocessing.validating)
+        needed = rows * sum(column.nbytes for column in preprocessing.filler(1).values())
+        require_memory(f"the sites' {rows:,} rows", needed, "leave out the largest")
         parts = [
             _parts(here[m], preprocessing) if m in here else [preprocessing.filler(n) for n in sizes]
             for m, sizes in enumerate(zip(preprocessing.training, preprocessing.validating, strict=True))
         ]
         ends = np.cumsum([0, *preprocessing.training])
         lower = [{**rows, "place": np.arange(*of, dtype=np.int32)} for (rows, _), of in zip(parts, pairwise(ends), strict=True)]
-        return cls(lower, [rows for _, rows in parts], preprocessing)
+        names = [here[m].training_rows if m in here else () for m in range(len(parts))]
+        return cls(lower, [rows for _, rows in parts], preprocessing, names)
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -92,7 +99,7 @@ def tables(sources: Iterable[Source], columns: Columns) -> Tables:
         InputError: a table cannot be used; the line names the file, the line and the column.
     """
     require(isinstance(columns, Columns), "columns", "Columns(label=..., ...)", columns)
-    opened_tables = [opened(source, f"table {m}") for m, source in enumerate(one_per_client("tables", sources))]
+    opened_tables = [opened_source(source, f"table {m}") for m, source in enumerate(one_per_client("tables", sources))]
     named = columns.named(opened_tables[0])
     for table in opened_tables if columns.features is None else ():
         named.require_same(table, opened_tables[0].name)
@@ -102,11 +109,41 @@ def tables(sources: Iterable[Source], columns: Columns) -> Tables:
 
 def tables_in(folder: str | Path, columns: Columns) -> Tables:
     """The tables of a folder, in the order of their names, one for each client."""
+    return tables(sources_in(folder), columns)
+
+
+def sources_in(folder: str | Path) -> list[Path]:
+    """The tables of a folder, or its folders of images, in the order of their names, one for each client."""
     place = existing_folder(folder)
     files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
+    files = files or sorted(inside for inside in place.iterdir() if holds_images(inside))
     if not files:
-        raise InputError(f"{place} holds no tables: give a folder with a {' or '.join(SUFFIXES)} file for each client")
-    return tables(files, columns)
+        kinds = f"a {' or '.join(SUFFIXES)} file, or a folder of images,"
+        raise InputError(f"{place} holds no tables: give a folder with {kinds} for each client")
+    return files
+
+
+def text_columns(sources: Iterable[Source], others: Collection[str], features: str = "") -> list[str]:
+    """The columns, of those named or of all but some others, with a cell in any of the tables that is not a number."""
+    wanted = {name.strip() for name in features.split(",") if name.strip()}
+    found: dict[str, None] = {}
+    for source in sources:
+        table = opened_source(source)
+        if table.files:
+            return []
+        names = [(k, name) for k, name in enumerate(table.header) if name not in others and name and name in (wanted or {name})]
+        for _, cells in table.rows:
+            for k, name in names:
+                if k < len(cells) and name not in found and not is_number(cells[k]):
+                    found[name] = None
+    return list(found)
+
+
+def opened_source(source: Source, called: str = "the table") -> Opened:
+    """A table by its file, a folder of images, or a dictionary of columns, for which errors use the name given."""
+    if isinstance(source, str | Path) and Path(source).is_dir() and Path(source).suffix not in SUFFIXES:
+        return opened_images(Path(source))
+    return opened(source, called)
 
 
 def site_table(table: Opened, columns: Columns, site: int) -> SiteTable:

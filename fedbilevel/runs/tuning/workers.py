@@ -1,0 +1,211 @@
+"""Who makes batches: this process, or others. A worker that dies costs its batch, which is made again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Protocol, cast
+
+from fedbilevel.errors import InputError, require
+from fedbilevel.own_code import allow
+from fedbilevel.runs.tuning.batches import Batch, Made, make
+
+MOST = 1024  # processes
+ATTEMPTS = 3  # at a batch whose workers die
+LOOK = 0.25  # seconds between two looks at workers
+
+Observe = Callable[[int, int], None]  # called with the number of a batch and its rounds; and with -1 and 0 while nothing moves
+
+
+class Workers(Protocol):
+    """Those who make batches."""
+
+    count: int  # how many batches they make at once
+
+    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
+        """The batches as they are done, each with its number."""
+
+
+class Here:
+    """This process, one batch after another."""
+
+    count = 1
+
+    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
+        """The batches as they are done, each with its number."""
+        for number, batch in enumerate(batches):
+            yield number, make(batch, partial(observe, number))
+
+
+class Processes:
+    """Processes on this machine, each with its share of the cores, and with its own GPU where there are several."""
+
+    def __init__(self, count: int):
+        require(isinstance(count, int) and 1 <= count <= MOST, "processes", f"a whole number from 1 to {MOST:,}", count)
+        self.count = count
+        self.started: dict[int, _Process] = {}  # by number
+
+    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
+        """The batches as they are done, each with its number."""
+        waiting, deaths = list(range(len(batches))), [0] * len(batches)
+        busy: dict[int, int] = {}  # process -> batch
+
+        def bury(process: int) -> None:
+            number = busy.pop(process)
+            self.started.pop(process).end()
+            waiting.insert(0, number)
+            deaths[number] += 1
+            if deaths[number] == ATTEMPTS:
+                raise InputError(f"{ATTEMPTS} processes died at one batch: they may need more memory") from None
+
+        try:
+            while waiting or busy:
+                for process in [k for k in range(self.count) if k not in busy][: len(waiting)]:
+                    busy[process] = waiting.pop(0)
+                    pipe_to = self._process(process).pipe
+                    try:
+                        pipe_to.send(batches[busy[process]])
+                    except OSError:
+                        bury(process)
+                by_pipe: dict[Any, int] = {self.started[process].pipe: process for process in busy}
+                for pipe in wait(list(by_pipe), LOOK):
+                    process = by_pipe[pipe]
+                    try:
+                        said: Any = cast(Connection, pipe).recv()
+                    except (EOFError, OSError):
+                        bury(process)
+                        continue
+                    if isinstance(said, Exception):
+                        raise said
+                    if isinstance(said, int):
+                        observe(busy[process], said)
+                    else:
+                        yield busy.pop(process), said
+                observe(-1, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the processes; what they are making is lost."""
+        for process in self.started.values():
+            process.end()
+        self.started.clear()
+
+    def _process(self, number: int) -> _Process:
+        """The living process of a number; one that has died while it was idle is replaced."""
+        if number in self.started and not self.started[number].process.is_alive():
+            self.started.pop(number).end()
+        if number not in self.started:
+            context = multiprocessing.get_context("spawn")
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, number, self.count), daemon=True)
+            process.start()
+            theirs.close()
+            self.started[number] = _Process(process, ours)
+        return self.started[number]
+
+
+class _Process(NamedTuple):
+    """A process that makes one batch after another, and the pipe to it."""
+
+    process: Any
+    pipe: Connection
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def serve(pipe: Connection, number: int, of: int) -> None:
+    """Make the batches that come through a pipe, telling the rounds meanwhile, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has begun this one
+    _settle_in(number, of)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            batch = pipe.recv()
+            try:
+                pipe.send(make_at_worker(batch, pipe.send))
+            except InputError as error:
+                pipe.send(error)
+
+
+class RayCluster:
+    """The workers of an existing Ray cluster, which makes a batch again if its worker dies."""
+
+    def __init__(self, address: str):
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--ray needs Ray, which is not installed: pip install 'fedbilevel[ray]'") from None
+        try:
+            ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"there is no Ray cluster at {address} ({type(error).__name__}): start one with 'ray start'"
+            ) from None
+        resources = ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0))
+        self.count = max(1, gpus or int(resources.get("CPU", 1)))
+        self._make = ray.remote(num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_retries=ATTEMPTS)(make_at_worker)
+
+    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
+        """The batches as they are done, each with its number."""
+        import ray
+
+        waiting: dict[Any, int] = {self._make.remote(batch): number for number, batch in enumerate(batches)}
+        try:
+            while waiting:
+                for done in ray.wait(list(waiting), timeout=LOOK)[0]:
+                    yield waiting.pop(done), ray.get(done)
+                observe(-1, 0)
+        except BaseException:
+            for reference in waiting:
+                ray.cancel(reference, force=True)
+            raise
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        import ray
+
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def workers(processes: int = 1, ray: str = "") -> Iterator[Workers]:
+    """During the block, the workers that are asked for."""
+    if ray and processes > 1:
+        raise InputError("give either processes on this machine or the address of a Ray cluster, not both")
+    if not ray and processes == 1:
+        yield Here()
+        return
+    spread = RayCluster(ray) if ray else Processes(processes)
+    try:
+        yield spread
+    finally:
+        spread.close()
+
+
+def make_at_worker(batch: Batch, observe: Callable[[int], None] = lambda rounds: None) -> list[Made]:
+    """`make` in another process, which has the user's leave to execute what the first process executes."""
+    for name in batch.configurations[0].names():
+        allow(name)
+    return make(batch, observe)
+
+
+def _settle_in(process: int, of: int) -> None:
+    """Take this process's share of the cores, and one of the GPUs without all of its memory."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[process % len(cores) :: of] or cores)
+    import jax
+
+    devices = jax.local_devices()
+    jax.config.update("jax_default_device", devices[process % len(devices)])

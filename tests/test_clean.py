@@ -1,0 +1,162 @@
+"""`fedbilevel clean` and `fb.clean`: planted errors are found and named, in tables and in folders of images."""
+
+import csv
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedbilevel as fb
+from fedbilevel.errors import InputError
+from fedbilevel.report.cleaned import site_names
+from fedbilevel.report.suspects import SiteRows
+from fedbilevel.tasks.data.image_tables import opened_images
+from fedbilevel.tasks.label_errors import Model, Verdict, judged
+
+WRONG = {"north": {9, 20}, "south": {11, 25, 26}}  # lines of the files
+CLASSES = ("ill", "well")
+
+
+def make_tables(folder):
+    """Two sites whose label is the sign of `level`, but for some lines; five lines of each were checked."""
+    folder.mkdir()
+    for m, (site, wrong) in enumerate(WRONG.items()):
+        rng = np.random.default_rng(m)
+        with (folder / f"{site}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["level", "smoker", "noise", "diagnosis", "seen twice"])
+            for line in range(2, 34 + m):
+                kind = line % 2
+                level, smoker = (2 * kind - 1) * rng.uniform(1, 2), ["no", "yes"][rng.integers(2)]
+                row = [
+                    f"{level:.3f}",
+                    smoker,
+                    f"{rng.normal():.3f}",
+                    CLASSES[kind ^ (line in wrong)],
+                    "yes" if line < 7 else "no",
+                ]
+                table.writerow(row)
+    return folder
+
+
+def test_planted_errors_are_listed_for_each_site(run, tmp_path):
+    make_tables(tmp_path / "clinics")
+    columns = "--label", "diagnosis", "--checked", "seen twice"
+    code, out, err = run("clean", "clinics", *columns, "--rounds", 60, "--out", "here")
+    assert code == 0, err
+    for site, wrong in WRONG.items():
+        found = list(csv.DictReader((tmp_path / f"here/sites/{site}/suspects.csv").read_text().splitlines()))
+        assert {int(row["row"]) for row in found} == wrong
+        assert all(float(row["trust"]) < 0.5 and row["label"] != row["suggested label"] for row in found)
+        assert [row["trust"] for row in found] == sorted(row["trust"] for row in found)
+        page = (tmp_path / f"here/sites/{site}/page.html").read_text()
+        assert f"{len(wrong)} of {27 + (site == 'south')} unchecked rows are suspected" in page
+        assert re.search(rf"{site}: {len(wrong)} of \d+ unchecked rows are suspected: here/sites/{site}/suspects.csv", out)
+    lists = [tmp_path / f"here/sites/{site}/suspects.csv" for site in WRONG]
+    before = [file.read_bytes() for file in lists]
+    for file in (tmp_path / "here/fedpace-own/result.json", *lists):
+        file.unlink()
+    code, out, err = run("resume", "here")  # as after an interruption
+    assert code == 0 and [file.read_bytes() for file in lists] == before, err
+    library = fb.clean(sorted((tmp_path / "clinics").glob("*.csv")), label="diagnosis", checked="seen twice", rounds=60)
+    for columns, wrong in zip(library, WRONG.values(), strict=True):
+        assert {int(row) for row, bad in zip(columns["row"], columns["suspected"], strict=True) if bad} == wrong
+
+
+def make_images(folder, seed):
+    """Bright and dark images; one is in the other's folder, and two of each kind were checked."""
+    rng = np.random.default_rng(seed)
+    for k in range(20):
+        kind = k % 2
+        label = ("dark", "bright")[kind ^ (k == 10)]
+        inside = folder / ("checked" if k < 4 else ".") / label
+        inside.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 80, (12, 10, 3)) + 150 * kind
+        Image.fromarray(pixels.astype(np.uint8)).save(inside / f"{k}.{'png' if k % 3 else 'jpg'}")
+
+
+def test_images_in_folders_are_rows(tmp_path):
+    for site in ("a", "b"):
+        make_images(tmp_path / site, ord(site))
+    found = fb.clean([tmp_path / "a", tmp_path / "b"], rounds=60)
+    for columns in found:
+        suspects = [n for n, bad in enumerate(columns["suspected"]) if bad]
+        assert [columns["row"][n] for n in suspects] == ["bright/10.png"]
+        assert [columns["suggested"][n] for n in suspects] == ["dark"] and len(columns["row"]) == 16
+    (tmp_path / "a/dark/3.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match=r"a/dark/3.png: it is not an image"):
+        fb.clean([tmp_path / "a", tmp_path / "b"])
+
+
+def listed(rows, labels, classes, images=None):
+    """A site's rows, all of which are suspected to be of the first class."""
+    n = len(rows)
+    verdict = Verdict(np.linspace(0.1, 0.4, n), np.zeros(n, int), np.ones(n, bool), np.full(n, 0.5))
+    return SiteRows("here", rows, np.asarray(labels), classes, images), verdict
+
+
+def test_images_of_16_bits_are_those_of_8(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16)).astype(np.uint8)
+    (tmp_path / "kind").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "kind/1.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "kind/2.png")
+    (_, eight), (_, sixteen) = opened_images(tmp_path).rows
+    assert eight == sixteen and eight[2:] == (pixels / 255).ravel().tolist()
+    site, verdict = listed(["kind/1.png", "kind/2.png"], [0, 0], ["kind"], tmp_path)
+    site.write(tmp_path, verdict)
+    shown = re.findall('src="([^"]+)', (tmp_path / "page.html").read_text())
+    assert len(shown) == 2 and shown[0] == shown[1]
+
+
+def test_no_cell_of_a_list_is_a_formula(tmp_path):
+    classes = ["=1+cmd|' /C calc'!A0", "+a", "-a", "@a", "\ta", "\ra", "-1", "+1e3", "a=1"]
+    site, verdict = listed(["=row", *"abcdefgh"], range(9), classes)
+    site.write(tmp_path, verdict)
+    with (tmp_path / "suspects.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["label"] for row in found] == [*("'" + name for name in classes[:6]), *classes[6:]]
+    assert found[0]["row"] == "'=row" and {row["suggested label"] for row in found} == {"'" + classes[0]}
+
+
+def test_a_file_name_that_is_not_text_is_listed(tmp_path):
+    site, verdict = listed([b"a/\xe9.png".decode("utf-8", "surrogateescape")], [0], ["a"])
+    site.write(tmp_path, verdict)
+    assert all(r"a/\udce9.png" in (tmp_path / name).read_text("utf-8") for name in ("suspects.csv", "page.html"))
+
+
+def test_each_site_has_a_name_of_its_own(tmp_path):
+    folders = [tmp_path / name for name in ("hospital.north", "hospital.south")]
+    for folder in folders:
+        folder.mkdir()
+    assert site_names(folders) == ["hospital.north", "hospital.south"]
+    assert site_names([tmp_path / "a.b.csv", tmp_path / "c.csv"]) == ["a.b", "c"]
+    assert site_names([tmp_path / "a.csv", tmp_path / "a.parquet"]) == ["a.csv", "a.parquet"]
+
+
+def test_a_verdict_is_the_models():
+    x, rows = np.array([-2.0, 0.0, 3.0]), {"features": np.array([[1.0], [-1.0]]), "label": [1, 1], "place": np.array([2, 0])}
+    found = judged(x, Model(np.array([[0.0, 1.0]]), np.zeros(2)), rows)
+    sigmoid = 1 / (1 + np.exp(-np.array([1.0, -1, 3, -2])))
+    wanted = Verdict(sigmoid[:2], np.array([1, 0]), np.array([False, True]), sigmoid[2:])
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs)
+
+
+def test_what_cannot_be_cleaned_is_one_line(run, tmp_path):
+    make_tables(tmp_path / "clinics")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        ("clean",): "give a folder with the sites' tables, or --federation",
+        ("clean", "clinics", "--federation", "x"): "give either a folder with tables or --federation, not both",
+        (
+            "clean",
+            "empty",
+        ): "holds no tables: give a folder with a .csv or .parquet file, or a folder of images, for each client",
+        ("clean", "clinics"): "north.csv:1: there is no column 'label'; did you mean level?",
+        ("clean", "clinics", "--label", "diagnosis", "--checked", "smoker", "--features", "level,,noise"): "names of columns",
+        ("clean", "clinics", "--label", "diagnosis", "--checked", "noise"): "must be 'train' or 'validation', no or yes",
+    }
+    for words, line in cases.items():
+        code, _, err = run(*words)
+        assert code == 2 and line in err, (words, err)
