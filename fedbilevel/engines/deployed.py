@@ -73,7 +73,9 @@ class DeployedEngine:
         if isinstance(aggregation, Buffered):
             assert late is not None, "a mean of first answers needs a transport that keeps late ones"
             self._buffered = BufferedExchange(self.exchange, late, aggregation, arrivals)
-        self.secure = SecureExchange(self.exchange, aggregation, signatures) if isinstance(aggregation, SecureSum) else None
+        self.secure: SecureExchange | None = None
+        if isinstance(aggregation, SecureSum):
+            self.secure = SecureExchange(self.exchange, aggregation, signatures, population.size)
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk

@@ -30,32 +30,33 @@ class Encode(NamedTuple):
 
 
 class Advertise(NamedTuple):
-    """Begin a secure sum of that number, for what `asked` is the hash of (see `in_common`): the client's keys for it."""
-
-    number: int
-    asked: np.ndarray
+    """The client's keys for a secure sum to come."""
 
 
 class ShareKeys(NamedTuple):
-    """The keys of all clients in a secure sum, by client: the shares for each of them."""
+    """The keys of all clients that can be in a secure sum, by client: the shares for each of them."""
 
-    number: int
     adverts: dict
 
 
 class Masked(NamedTuple):
-    """The shares that others sent, by client: what the expression, an `Encode` or `Evaluate`, results in, hidden by masks."""
+    """The shares that other members of a secure sum sent: what the expression, an `Encode` or `Evaluate`, results in, masked.
 
-    number: int
-    shares: dict
+    With it come the client's keys for the next sum.
+    """
+
+    shares: tuple[np.ndarray, np.ndarray]  # the members, and a row of bytes for each
     expression: Any
 
 
 class Unmask(NamedTuple):
-    """The clients whose masked numbers arrived: the shares that unmask their sum."""
+    """The members whose masked numbers arrived: the shares that unmask their sum, and those for the next one.
 
-    number: int
+    `adverts` are the keys for the next one, with which each member has signed the sum that it is in.
+    """
+
     arrived: list[int]
+    adverts: dict
 
 
 SECURE = (Advertise, ShareKeys, Masked, Unmask)

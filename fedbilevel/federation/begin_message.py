@@ -13,7 +13,7 @@ from fedbilevel.core.population import MOST_ROWS, Population
 from fedbilevel.errors import InputError, in_one_line
 from fedbilevel.user_files import Scalar, decoded, naming
 
-PROTOCOL = 4  # raised with every change to what the server and the sites send each other
+PROTOCOL = 5  # raised with every change to what the server and the sites send each other
 WHAT = "the message to begin a run"
 MOST_FILES = 100  # that a site may say it has
 
