@@ -31,16 +31,7 @@ MOST_BYTES, LARGE = 1.1, 100_000  # times the counted bytes, for arrays of more 
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
-        folder, port = Path(temporary) / "federation", free_port()
-        federation = found(folder, SITES, "localhost", port)
-        for name in ("server", *SITES):
-            file = folder / name / "local" / "resources.json"
-            content = json.loads(file.read_text())
-            content["class_allow_list"] += ["exchange_job.ExchangeServer", "exchange_job.ExchangeSite"]
-            file.write_text(json.dumps(content))
-        with started(folder):
-            results = measured(federation, Path(temporary), port)
+    results = measured("exchange_job.ExchangeServer", "exchange_job.ExchangeSite")
     columns = ("array", "ours s", "bare s", "ratio", "counted MB", "on the wire MB", "ratio", "bare on the wire MB")
     print("".join(f"{column:>{len(column) + 3}}" for column in columns))
     failures = []
@@ -77,18 +68,32 @@ def started(folder: Path) -> Iterator[None]:
         process.wait()
 
 
-def measured(federation: Federation, folder: Path, port: int) -> dict:
+def measured(server: str, site: str) -> dict:
+    """What a job of these classes writes, in a federation of its own."""
+    with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
+        folder, port = Path(temporary) / "federation", free_port()
+        federation = found(folder, SITES, "localhost", port)
+        for name in ("server", *SITES):
+            file = folder / name / "local" / "resources.json"
+            content = json.loads(file.read_text())
+            content["class_allow_list"] += [server, site]
+            file.write_text(json.dumps(content))
+        with started(folder):
+            return written(federation, Path(temporary), port, server, site)
+
+
+def written(federation: Federation, folder: Path, port: int, server_class: str, site_class: str) -> dict:
     """What the job wrote."""
     run = RunFolder(folder / "run")
     run.path.mkdir()
-    (run.path / "config.json").write_text("{}")
+    (run.path / "config.json").write_text(json.dumps({"configuration": {}, "identity": "exchange"}))
     job, out = folder / JOB, folder / "results.json"
     write_job(job, run, SITES)
     config = job / "app" / "config"
-    server = json.loads((config / "config_fed_server.json").read_text().replace(SERVER_CLASS, "exchange_job.ExchangeServer"))
+    server = json.loads((config / "config_fed_server.json").read_text().replace(SERVER_CLASS, server_class))
     server["components"][0]["args"] = {"out": str(out), "port": port}
     (config / "config_fed_server.json").write_text(json.dumps(server))
-    client = (config / "config_fed_client.json").read_text().replace(SITE_CLASS, "exchange_job.ExchangeSite")
+    client = (config / "config_fed_client.json").read_text().replace(SITE_CLASS, site_class)
     (config / "config_fed_client.json").write_text(client)
     deadline = time.monotonic() + LIMIT
     time.sleep(5)  # the server starts

@@ -7,18 +7,13 @@ sites, t a majority. With --processes: wall seconds of an exchange in a real fed
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from federation_exchange import SITES, free_port, started
+from federation_exchange import measured as exchanged
 
 import fedbilevel as fb
 from fedbilevel.aggregations import configured
@@ -27,11 +22,9 @@ from fedbilevel.core.participation import Everyone
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.loopback import Loopback
-from fedbilevel.federation.provision import found
 
 SIZE = 150_000  # numbers of 4 bytes
 EXCHANGES = 3
-NETWORK = ["--knob", "hidden=351", "--knob", "train_per_client=20", "--knob", "batch_size=1"]  # 149,887 numbers
 
 
 class Signer:
@@ -97,25 +90,10 @@ def in_one_process() -> None:
 
 
 def in_processes() -> None:
-    """Seconds of an exchange with four sites over TLS, in the second half of a run; metrics are one exchange in 41."""
-    with tempfile.TemporaryDirectory(prefix="fedbilevel-") as temporary:
-        folder = Path(temporary) / "federation"
-        found(folder, SITES, "localhost", free_port())
-        for m, site in enumerate(SITES):
-            text = f'task = "data-cleaning"\nloader = "share"\nclient = {m}\n'
-            (folder / site / "local" / "site.toml").write_text(text)
-        with started(folder):
-            for name, more in (("mean", []), ("secure-sum", ["--set-aggregate", "at_least=3"])):
-                out = Path(temporary) / name
-                words = ["run", "data-cleaning", "fedavg", *NETWORK, "--set", "local_steps=1", "--rounds", "80"]
-                words += ["--every", "40", "--aggregate", name, *more, "--federation", str(folder), "--out", str(out)]
-                subprocess.run([sys.executable, "-m", "fedbilevel", *words], check=True, stdout=subprocess.DEVNULL)
-                (file,) = out.glob("*/metrics.jsonl")
-                _, half, whole = map(json.loads, file.read_text().splitlines())
-                seconds, size = (whole[n] - half[n] for n in ("seconds", "bytes_up"))
-                print(
-                    f"{name:12} {1e3 * seconds / 40:8.1f} ms an exchange of {size / 40 / len(SITES) / 1e3:.0f} KB", flush=True
-                )
+    """Wall milliseconds of an exchange with four sites over TLS, plain and secure ones in turns."""
+    seconds = exchanged("secure_job.SecureServer", "secure_job.SecureSite")
+    times = ", ".join(f"{name} {1e3 * median:.1f} ms" for name, median in seconds.items())
+    print(f"medians: {times}, {seconds['secure'] / seconds['plain']:.2f} times as long")
 
 
 if __name__ == "__main__":
