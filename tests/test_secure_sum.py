@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from signing import Keys, Signer
 
-from fedbilevel.engines.secure_sum import NO_SUM, Advert, Collector, Participant, Prepared, Shares
+from fedbilevel.engines.secure_sum import NO_SUM, SECRET, Advert, Collector, Participant, Prepared, Shares
 from fedbilevel.errors import InputError
 
 ASKED, ASKED_OTHERS = (bytes([k]) * 32 for k in (1, 2))
@@ -164,7 +164,7 @@ def test_masked_values_look_uniform_and_unlike_each_time():
         assert abs(np.corrcoef(first[a].astype(float), first[b].astype(float))[0, 1]) < 0.05
 
 
-def forged(ours, helpers, share=bytes(33)):
+def forged(ours, helpers, share=bytes(SECRET)):
     """What clients hand out to unmask a sum, if these forge their shares of whatever they hold."""
     false = {m: Shares(*({u: share for u in kind} for kind in ours.unmasking[m])) for m in helpers}
     return ours.unmasking | false
@@ -184,7 +184,7 @@ def test_what_fewer_than_the_threshold_know_together_does_not_unmask():
         ours.opened(false_keys)
 
 
-@pytest.mark.parametrize("share", [bytes(33), bytes([255]) * 33, b"short"])
+@pytest.mark.parametrize("share", [bytes(SECRET), bytes([255]) * SECRET, b"short"])
 @pytest.mark.parametrize("helpers", [[0], [0, 2], [1, 3]])
 def test_false_shares_are_got_round_while_enough_are_right(helpers, share):
     ours = Sum(values(6), 3, {5: 2})
@@ -308,7 +308,7 @@ def test_the_masks_of_clients_in_unlike_sums_do_not_cancel(how):
     arrived = [0, 1, 2]  # client 3, who is no member for client 0, dropped out
     ours.unmasking = {m: ours.clients[m].unmask(arrived, pretended(m))[0] for m in arrived}
     if how == "members":
-        ours.unmasking[0] = Shares(ours.unmasking[0].seeds, {3: bytes(33)})
+        ours.unmasking[0] = Shares(ours.unmasking[0].seeds, {3: bytes(SECRET)})
     del ours.masked[3]
     assert (ours.opened() != exact(ours)).all()
 

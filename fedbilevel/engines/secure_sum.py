@@ -5,7 +5,7 @@ Aggregation for Privacy-Preserving Machine Learning, CCS 2017, Figure 4, with th
 Every sum has fresh keys. For it client u sends
 
     keys     two X25519 keys, c_u and s_u, and a hash of a random seed b_u, signed
-    shares   Shamir shares, t of n, of s_u's private key and of b_u: for each v whose keys are in K, encrypted for v alone
+    shares   Shamir shares, t of n, of the secret behind s_u and of b_u: for each v whose keys are in K, encrypted for v alone
     mask     y_u = x_u + PRG(b_u) + Σ_{v>u} PRG(s_uv) - Σ_{v<u} PRG(s_uv)  mod 2³²,   s_uv agreed between s_u and s_v for A,
              over the members v of the sum, all of whom have shared
     unmask   for each member v whose y_v arrived its share of b_v, and for each other member its share of s_v
@@ -41,10 +41,10 @@ from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
-from fedbilevel.engines.shamir import SECRET, SHARE, combined, split
 from fedbilevel.errors import InputError
 
 try:
+    from Crypto.Protocol.SecretSharing import Shamir
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
@@ -55,6 +55,7 @@ except ImportError:
     raise InputError("secure sums need further packages: pip install 'fedbilevel[secure]'") from None
 
 HASH = 32  # bytes of a hash, and of a key
+SECRET = 16  # bytes of what is shared, and of a share: what keys and masks are derived from
 NONCE = bytes(12)  # every key encrypts one message
 NO_SUM = bytes(HASH)  # in place of the hash of a sum
 MOST_GROUPS = 100  # of helpers whose shares are tried for a secret
@@ -110,8 +111,8 @@ class Participant:
         if least < 2:
             raise InputError(f"a secure sum over fewer than 2 clients hides nothing: at_least is {least}")
         self._number, self._least, self._identity = number, least, identity
-        self._cipher, self._mask = (X25519PrivateKey.generate() for _ in range(2))
-        self._seed, self._stage = os.urandom(SECRET), 0
+        self._mask_secret, self._seed = os.urandom(SECRET), os.urandom(SECRET)
+        self._cipher, self._mask, self._stage = X25519PrivateKey.generate(), _mask_key(self._mask_secret), 0
         self._adverts: Mapping[int, Advert] = {}
         self._keys, self._sum = b"", b""
         self._secrets: dict[int, bytes] = {}  # agreed with each other client
@@ -144,9 +145,8 @@ class Participant:
         if adverts[self._number].mask_key != self._mask.public_key().public_bytes_raw():
             raise InputError("the keys for a secure sum hold a false one in this client's name: refused")
         self._adverts, self._keys, members = dict(adverts), hash_of_keys(adverts), sorted(adverts)
-        pieces = zip(split(self._mask.private_bytes_raw(), self._least, len(members)),
-                     split(self._seed, self._least, len(members)), strict=True)  # fmt: skip
-        mine = {client: b"".join(pair) for client, pair in zip(members, pieces, strict=True)}
+        pieces = (Shamir.split(self._least, len(members), secret) for secret in (self._mask_secret, self._seed))
+        mine = {v: key + seed for v, (_, key), (_, seed) in zip(members, *pieces, strict=True)}
         self._shared[self._number] = mine.pop(self._number)
         for v in mine:
             self._secrets[v] = self._cipher.exchange(X25519PublicKey.from_public_bytes(adverts[v].cipher_key))
@@ -188,8 +188,8 @@ class Participant:
         for v in there:
             if v not in adverts or adverts[v].masked != self._sum:
                 raise InputError(f"client {v} has not signed that it is in the same secure sum as this one: refused")
-        seeds = {v: text[SHARE:] for v, text in self._shared.items() if v in there}
-        return Shares(seeds, {v: text[:SHARE] for v, text in self._shared.items() if v not in there}), sealed
+        seeds = {v: text[SECRET:] for v, text in self._shared.items() if v in there}
+        return Shares(seeds, {v: text[:SECRET] for v, text in self._shared.items() if v not in there}), sealed
 
     def _enter(self, stage: int) -> None:
         if stage != self._stage + 1:
@@ -261,7 +261,7 @@ class Collector:
 
         def recovered(what: str, piece: Callable[[int], bytes], is_right: Callable[[bytes], bool]) -> bytes:
             for k, group in enumerate(groups):
-                secret = combined(tuple(place[helper] for helper in group), [piece(helper) for helper in group])
+                secret = Shamir.combine([(place[helper], piece(helper)) for helper in group])
                 if is_right(secret):
                     groups.insert(0, groups.pop(k))  # the next secret is tried with these helpers first
                     return secret
@@ -282,11 +282,10 @@ class Collector:
             secret = recovered(
                 f"{v}'s key do not make its key",
                 lambda helper: unmasking[helper].keys[v],
-                lambda secret: X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw() == shown,
+                lambda secret: _mask_key(secret).public_key().public_bytes_raw() == shown,
             )
-            key = X25519PrivateKey.from_private_bytes(secret)
             for u in masked:
-                _add_pair(total, key, v, u, adverts[u].mask_key, the_sum)
+                _add_pair(total, _mask_key(secret), v, u, adverts[u].mask_key, the_sum)
         return total
 
     def _is_usable(self, client: int, advert: Advert) -> bool:
@@ -313,7 +312,7 @@ def hash_of_sum(keys: bytes, members: Collection[int], asked: bytes) -> bytes:
 
 
 def _are_shares_of(shares: Mapping[int, bytes], clients: Collection[int]) -> bool:
-    return shares.keys() == set(clients) and all(len(share) == SHARE for share in shares.values())
+    return shares.keys() == set(clients) and all(len(share) == SECRET for share in shares.values())
 
 
 def _groups(helping: list[int], least: int) -> Iterator[tuple[int, ...]]:
@@ -323,13 +322,18 @@ def _groups(helping: list[int], least: int) -> Iterator[tuple[int, ...]]:
     yield from itertools.combinations(helping, least)
 
 
+def _mask_key(secret: bytes) -> X25519PrivateKey:
+    """s_u, whose private key follows from what is shared of it."""
+    return X25519PrivateKey.from_private_bytes(_derived(secret, b"mask key"))
+
+
 def _derived(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), HASH, None, purpose).derive(secret)
 
 
 def _add_stream(to: np.ndarray, key: bytes, sign: int) -> None:
     """Add or subtract numbers that look random to whoever does not have the key, which is used once."""
-    stream, block = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), np.empty(BLOCK, "<u4")
+    stream, block = Cipher(algorithms.ChaCha20(_derived(key, b"stream"), bytes(16)), None).encryptor(), np.empty(BLOCK, "<u4")
     for k in range(0, to.size, BLOCK):
         part = to[k : k + BLOCK]
         made = block[: part.size]
