@@ -38,7 +38,7 @@ class SecureSite(Site):
         """Get ready, as that one of the sites."""
         number, names = json.loads(request)
         known = call_shapes(Halve(), population(), jnp.zeros(SIZE), jnp.zeros(1))
-        identity = KitIdentity(self._kit, names, number, RUN)
+        identity = KitIdentity(Path(collab.workspace.get_root_dir()), names, number, RUN)
         self._runtime = ClientRuntime(Halve(), population(), number, 1.0, known)
         self._summing = ClientRuntime(Halve(), population(), number, 1.0, known, None, configured(RULE), identity)
         return [True, b""]
@@ -46,7 +46,7 @@ class SecureSite(Site):
     @collab.publish
     def summed(self, request: bytes) -> list:
         """Answer a request of the run with secure sums."""
-        return self._guarded(lambda: self._summing.answer(request))
+        return [True, self._summing.answer(request)]
 
 
 class Summed:
