@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation-quick test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -14,6 +14,9 @@ test: .venv/developed
 
 test-slow: .venv/developed
 	$(BIN)/pytest -m "slow and not federation"
+
+test-federation-quick: .venv/developed
+	$(BIN)/pytest -m "federation and not slow" -n 0
 
 test-federation: .venv/developed
 	$(BIN)/pytest -m federation -n 0

@@ -152,6 +152,7 @@ def test_a_broken_page_is_found_out(tab, tmp_path, kind):
     assert {line.split(":")[0] for line in complaints(tab, tmp_path / "broken.html")} == {kind}
 
 
+@pytest.mark.slow
 def test_a_heat_map_that_is_illegible_in_dark_mode_is_found_out(pages, tab, tmp_path):
     broken = pages["sweep"].read_text().replace('"#000000" : "#ffffff"', '"#ffffff" : "#000000"')
     (tmp_path / "broken.html").write_text(broken)

@@ -305,8 +305,9 @@ def test_a_task_that_is_gone_is_one_line_and_its_runs_can_still_be_compared(run,
     assert code == 2 and "config.json: there is no task 'small'" in err and err.count("\n") == 1
 
 
-def test_nothing_that_a_folder_names_is_executed_unless_the_user_has_run_it(begun):
-    """A folder from somebody else, with the file that it names at its place."""
+@pytest.fixture
+def said_to_another_user(begun):
+    """Run the command as somebody who was given the folders, with the file that they name at its place: (exit code, stderr)."""
     (begun / "executed").unlink()
     own = {"XDG_STATE_HOME": str(begun / "another user"), "MPLCONFIGDIR": str(begun / "matplotlib")}
     environment = {**os.environ, **own, "PYTHONPATH": str(ROOT), "JAX_ENABLE_X64": "1"}
@@ -315,12 +316,26 @@ def test_nothing_that_a_folder_names_is_executed_unless_the_user_has_run_it(begu
         done = subprocess.run([*COMMAND, *arguments], cwd=begun, env=environment, capture_output=True, text=True)
         return done.returncode, done.stderr
 
+    return said
+
+
+def refuses_to_execute(said):
+    code, err = said
+    return code == 2 and "own.py would be executed, and you have not run it here" in err and err.count("\n") == 1
+
+
+def test_nothing_that_a_folder_names_is_executed_unless_the_user_has_run_it(begun, said_to_another_user):
+    assert refuses_to_execute(said_to_another_user("resume", "here", "--changed-code"))
+    assert not (begun / "executed").exists()
+
+
+@pytest.mark.slow
+def test_no_command_executes_what_a_folder_names_until_it_is_told_to(begun, said_to_another_user):
+    said = said_to_another_user
     assert said("compare", "here") == (0, "") and said("report", "here", "swept") == (0, "")
     assert "would be executed, and you have not run it here" in (begun / "report.html").read_text()
-    for where in ("here", "swept"):
-        for flags in ([], ["--changed-code"]):
-            code, err = said("resume", where, *flags)
-            assert code == 2 and "own.py would be executed, and you have not run it here" in err and err.count("\n") == 1
+    for command in (["resume", "here"], ["resume", "swept"], ["resume", "swept", "--changed-code"]):
+        assert refuses_to_execute(said(*command))
     assert not (begun / "executed").exists()
     assert said("resume", "here", "--trust-code") == (0, "") and (begun / "executed").exists()
 

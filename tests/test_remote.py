@@ -50,8 +50,11 @@ def compared(ours, theirs, without=("seconds", "absences")):
         np.testing.assert_allclose([a[n] for n in names], [b[n] for n in names], rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["fedmbo", "fedbio-local", "mefbo"])  # others: below, through deaths
+@pytest.mark.parametrize(
+    "name", [pytest.param("fedmbo", marks=pytest.mark.slow), "fedbio-local", "mefbo"]
+)  # others: below, through deaths
 def test_an_experiment_on_a_federation_has_the_simulated_numbers_and_traffic(name):
+    """Other algorithms: below, through deaths."""
     lower = "local" if name.endswith("local") else "global"
     task = Quadratic(clients=4, noise=0.2, lower_level=lower).build()
     simulated = simulation(task, ALGORITHMS[name].configure(name, {}), rounds=40, every=10, participation=Uniform(3))
@@ -88,7 +91,8 @@ def rows(folder):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedbioacc-local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbioacc", "commfedbio"))]
+    "algorithm",
+    ["fedbio-local", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedbioacc", "fedbioacc-local", "commfedbio"))],
 )
 def test_a_run_whose_server_and_clients_all_died_goes_on_from_its_checkpoint(tmp_path, algorithm):
     made = configuration(algorithm, clients_per_round=3)
@@ -202,8 +206,8 @@ def test_absences_are_counted_and_the_rest_is_weighed_anew():
 @pytest.mark.parametrize(
     ("algorithm", "participation"),
     [
-        (fb.FedMBO(), Everyone()),
-        (fb.FedMBO(neumann_terms=4), Uniform(3)),
+        pytest.param(fb.FedMBO(), Everyone(), marks=pytest.mark.slow),
+        pytest.param(fb.FedMBO(neumann_terms=4), Uniform(3), marks=pytest.mark.slow),
         (fb.FedMBO(neumann_terms=4), Uniform(1)),
         (fb.FedAvg(), Uniform(1)),
         (fb.FedBiOLocal(), Uniform(1)),
@@ -455,7 +459,7 @@ def test_whatever_one_client_answers_is_that_clients_trouble_alone(garbage):
         (lambda t: Save(1, [Store(t.x, 1)], "no number"), "a Save has entries of another type"),
         (lambda t: Save([1], [Store(t.x, 1)], -1), "a Save has entries of another type"),
         (lambda t: Save(1, [Store(t.x, 1)] + [Kept(1)] * MOST_KEPT, -1), "only values kept here are saved here"),
-        (lambda t: Store([np.zeros(5)] * 200_000, 1), "takes a value of 200,000 arrays: refused"),
+        (lambda t: Store([np.zeros(5)] * 20_000, 1), "takes a value of 20,000 arrays: refused"),
         (lambda t: Part(Store(t.x, 1), (np.zeros(10**4, int),)), "a Part has entries of another type"),
         (lambda t: Part(Store(t.x, 1), (0,)), "only tuples have parts: refused"),
         (lambda t: Kept("1"), "a Kept has entries of another type"),

@@ -204,6 +204,7 @@ def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, plans, tmp_path, monkeypatch):
     shutil.copytree(finished.path, tmp_path / "out")
     (tmp_path / "better.toml").write_text("[hyperparameters.simfbo]\ngamma_y = 0.1\n")
@@ -345,6 +346,7 @@ def test_entries_of_a_table_say_how_many_runs_they_are_of():
     assert written(errors, Column(at=20), Number(0.9, 0.01, 3, 3)) == "10.00 ± 1.00"
 
 
+@pytest.mark.slow
 def test_the_documented_plan_runs(tmp_path):
     (toml,) = re.findall(r"```toml\n(.*?)```", (plan.FOLDER.parent / "docs" / "reproductions.md").read_text(), re.S)
     (tmp_path / "mine.toml").write_text(toml)
@@ -434,6 +436,7 @@ def test_the_list_names_all(capsys):
     assert all(name in shown for name in plan.names())
 
 
+@pytest.mark.slow
 def test_of_a_grid_that_diverges_as_a_whole_the_cell_that_lasts_longest_is_taken(tmp_path):
     (tmp_path / "small.toml").write_text(
         SMALL.replace("gamma_y = [0.3, 100.0]", "gamma_y = [3.0, 1e9]").replace("every = 10", "every = 1")

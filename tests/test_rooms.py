@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_repr_html_", "_repr_png_"}  # of named tuples, and of notebooks
+PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_repr_html_", "_repr_png_", "_exit"}  # of named tuples, notebooks, and os
 FILES = sorted(p for folder in ("fedbilevel", "tests", "benchmarks", "docs", "examples") for p in (ROOT / folder).rglob("*.py"))
 
 

@@ -38,7 +38,7 @@ def federation(algorithm, task, participation, rule=RULE, keys=None):
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("fedbio", "equal"), ("fedbio", "1,2,3,4"), pytest.param("fedbio-local", "equal", marks=pytest.mark.slow)],
+    [("fedbio", "1,2,3,4"), *(pytest.param(name, "equal", marks=pytest.mark.slow) for name in ("fedbio", "fedbio-local"))],
 )
 def test_simulation_and_federation_add_up_the_same_numbers(name, weights):
     algorithm, key = ALGORITHMS[name].configure(name, {}), jax.random.key(5)

@@ -223,6 +223,7 @@ def test_what_cannot_be_is_refused_with_a_line(tmp_path):
             solve(**options)
 
 
+@pytest.mark.slow
 def test_a_private_run_that_waits_for_all_has_the_noise_of_one_that_does_not_buffer():
     """One step: noise follows from the point to its last bit, which the engines share only at the start."""
     task = private_rows.task(sizes=(40, 40, 40), batch_size=8)

@@ -41,7 +41,9 @@ def alone(experiment):
 @pytest.mark.parametrize(
     ("algorithm", "cells", "knobs"),
     [
-        ("fedmbo", [dict(alpha=0.05), dict(alpha=0.1), dict(beta=0.2)], {}),  # a random number of rounds in a step
+        pytest.param(  # a random number of rounds in a step
+            "fedmbo", [dict(alpha=0.05), dict(alpha=0.1), dict(beta=0.2)], {}, marks=pytest.mark.slow
+        ),
         ("fedbio-local", [dict(eta=0.01), dict(eta=0.05)], dict(lower_level="local")),  # values kept at clients
         pytest.param("fedbioacc", [dict(eta=0.1), dict(gamma=0.7)], {}, marks=pytest.mark.slow),  # rounds to start with
     ],

@@ -369,7 +369,7 @@ def test_a_tabular_task_survives_kill_9_and_is_swept_and_reported(run, example, 
         warnings.simplefilter("ignore")
         assert run("resume", "here")[0] == 0
         task = example[0]["cleaning"]().build(str(example[1]))
-        whole = fb.solve(task, algorithm=fb.SimFBO(eta_x=30, gamma_x=30), rounds=8000, every=400)
+        whole = fb.solve(task, algorithm="simfbo", rounds=8000, every=400)
     resumed = fb.load("here/simfbo")
     for name in ("step", "upper_loss", "lower_loss", "accuracy"):
         assert [row[name] for row in resumed.history] == [row[name] for row in whole.history]

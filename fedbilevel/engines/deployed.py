@@ -127,6 +127,10 @@ class DeployedEngine:
         """A stretch of steps, one after another."""
         return advance(self, algorithm, state, step, key, limits)
 
+    def point(self, state: Any) -> tuple[Any, Any]:
+        """x and y of a state; `PerClient` where clients keep theirs."""
+        return state.x, state.y
+
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """The metrics on the data of the clients that answer, the number of missing answers, and what the server knows."""
         wanted: Wanted = {}

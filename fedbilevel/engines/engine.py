@@ -112,6 +112,9 @@ class Engine(Protocol):
     def advance(self, algorithm: Algorithm, state: Any, step: int, key: Array, limits: Limits) -> Stretch:
         """Like the function `advance`, as fast as this engine can."""
 
+    def point(self, state: Any) -> tuple[Any, Any]:
+        """x and y of a state, with a row per client where each has its own; `PerClient` where clients keep theirs."""
+
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """The metrics of a state: those on the clients' data, and those that the task computes from (x, y)."""
 

@@ -95,9 +95,14 @@ class SimulatedEngine:
         """A stretch of steps as one compiled program."""
         return _advance(self._everywhere, algorithm, state, step, key, limits)
 
+    def point(self, state: Any) -> tuple[Any, Any]:
+        """x and y of a state, with a row per client where each has its own."""
+        x, y = (v.rows if isinstance(v, Rows) else v for v in (state.x, state.y))
+        return x, y
+
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """All metrics of a state, on all clients' data."""
-        return task.evaluate(revealed(state.x), revealed(state.y))
+        return task.evaluate(*self.point(state))
 
     def refusal(self, state: Any) -> str:
         """What the aggregation could not encode, if that is why a state is not finite."""
@@ -181,8 +186,3 @@ _init, _advance = jax.jit(SimulatedEngine.init), jax.jit(advance)
 def nothing_left(addressed: Mapping[str, Tree]) -> dict[str, Tree]:
     """What encoding has left out of arrays of these shapes before any was sent."""
     return {name: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes) for name, shapes in addressed.items()}
-
-
-def revealed(v: Any) -> Any:
-    """x or y, with a row per client if the clients hold it."""
-    return v.rows if isinstance(v, Rows) else v

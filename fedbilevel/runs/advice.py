@@ -17,7 +17,7 @@ from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.population import Population
 from fedbilevel.core.sets import EVERYWHERE
-from fedbilevel.engines.simulated import SimulatedEngine, revealed
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.tasks.base import Task
 
@@ -37,7 +37,7 @@ def advice_on_run(experiment: Experiment, rows: Rows, state: Any) -> list[str]:
     if rows[-1]["step"] < FEWEST_STEPS:
         return []
     found = [u_bounded(rows, experiment.algorithm)]
-    task, x = experiment.task, revealed(state.x)
+    task, (x, y) = experiment.task, experiment.engine.point(state)
     if isinstance(x, PerClient):
         return [line for line in (*found, loss_risen(rows)) if line]
     start, end = np.asarray(task.start[0]), np.asarray(x)
@@ -46,7 +46,7 @@ def advice_on_run(experiment: Experiment, rows: Rows, state: Any) -> list[str]:
     if not np.array_equal(start, end):  # otherwise f is not what the method descends
         found.append(loss_risen(rows))
     if isinstance(experiment.engine, SimulatedEngine):
-        found.append(lower_unfollowed(rows, task, x, revealed(state.y)))
+        found.append(lower_unfollowed(rows, task, x, y))
     return [line for line in found if line]
 
 

@@ -26,7 +26,6 @@ from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
-from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.runs.ending import Result
 from fedbilevel.runs.options import RunOptions
@@ -118,8 +117,9 @@ class Experiment:
 
     def point(self, moment: Snapshot) -> dict[str, Tree]:
         """x and y at a moment, as the user's trees; without what the clients keep."""
-        known = {"x": (self.task.x_tree, moment.state.x), "y": (self.task.y_tree, moment.state.y)}
-        return {name: tree(at) for name, (tree, v) in known.items() if not isinstance(at := revealed(v), PerClient)}
+        x, y = self.engine.point(moment.state)
+        known = {"x": (self.task.x_tree, x), "y": (self.task.y_tree, y)}
+        return {name: tree(at) for name, (tree, at) in known.items() if not isinstance(at, PerClient)}
 
     def saved(self, moment: Snapshot) -> list[np.ndarray]:
         """A moment's state as arrays, for a checkpoint."""

@@ -35,7 +35,6 @@ import numpy as np
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.problem import Tree
 from fedbilevel.engines.arrivals import ARRIVALS
-from fedbilevel.engines.simulated import revealed
 from fedbilevel.errors import Diverged, FolderTaken, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
@@ -401,7 +400,7 @@ class RunFolder:
         checkpoint = Checkpoint(run, moment.step, *so_far, leaves, moment.reported, rows, rows_sha256).encoded()
         self._require(identity)
         write_atomically(self.path / "checkpoint", checkpoint)
-        x = revealed(moment.state.x)
+        x, _ = experiment.engine.point(moment.state)
         if not isinstance(x, PerClient):
             content = io.BytesIO()
             np.save(content, np.asarray(x), allow_pickle=False)

@@ -24,7 +24,7 @@ from jax import Array
 from fedbilevel.core import randomness
 from fedbilevel.core.traffic import Totals
 from fedbilevel.engines.engine import UNLIMITED, Limits, Step, Stretch, advance
-from fedbilevel.engines.simulated import SimulatedEngine, revealed
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.runs.experiment import Experiment, Numbers, Snapshot
 from fedbilevel.runs.simulation import simulated
@@ -121,7 +121,7 @@ def _one_program(experiments: Sequence[Experiment], starts: Starts, observe: Obs
 
     def note(seconds: float) -> None:
         """Evaluate all, and note the metrics of those that are due."""
-        values = jax.device_get(task.evaluate_each(revealed(states.x), revealed(states.y)))
+        values = jax.device_get(task.evaluate_each(*engine.point(states)))
         for k, run in enumerate(runs):
             run.note(int(steps[k]), seconds / len(runs), _row(values, k))
 
