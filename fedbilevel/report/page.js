@@ -547,7 +547,7 @@ show();
 
 if (document.body.dataset.live) {
   let before = null;
-  setInterval(async () => {
+  const update = async () => {
     let text;
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
@@ -562,5 +562,7 @@ if (document.body.dataset.live) {
     before = text;
     data = JSON.parse(text);
     show();
-  }, POLL_MILLISECONDS);
+  };
+  const follow = () => setTimeout(() => update().finally(follow), POLL_MILLISECONDS);  // one question at a time
+  follow();
 }
