@@ -328,7 +328,7 @@ def test_watch_has_every_row_that_was_written_before_it_was_asked(tmp_path):
 
 def until(true):
     """Wait for something that another process does."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
