@@ -2,6 +2,7 @@
 
 import csv
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -212,7 +213,16 @@ def test_a_class_without_checked_rows_is_warned_of():
         fb.clean([TABLE, table], rounds=2)
 
 
-def test_a_page_has_small_pictures_and_whole_numbers(opened, tmp_path):
+def test_the_command_warns_in_one_line(run, tmp_path):
+    (tmp_path / "site.csv").write_text("level,label,checked\n1,a,yes\n2,b,yes\n1,a,no\n2,b,no\n3,c,no\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, err = run("clean", ".", "--rounds", 2, "--out", "here")
+    line = "no checked row has the label 'c', so rows that have it look wrong: check some of them"
+    assert code == 0 and err == f"fedbilevel: warning: {line}\n"
+
+
+def test_a_page_has_small_pictures_whole_numbers_and_the_readers_colours(opened, tmp_path):
     (tmp_path / "kind").mkdir()
     names = ["kind/tall.png", "kind/wide.png", f"kind/{'long' * 30}.png"]
     for name, size in zip(names, ((300, 10), (10, 300), (1, 1)), strict=True):
@@ -226,3 +236,8 @@ def test_a_page_has_small_pictures_and_whole_numbers(opened, tmp_path):
     lines = "cells => cells.map((c) => (r = document.createRange(), r.selectNodeContents(c), r.getClientRects().length))"
     assert {*tab.locator("th:last-child, td.number").evaluate_all(lines)} == {1}
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400 and complaints == []
+    colour = "getComputedStyle(document.body).color"
+    tab.emulate_media(color_scheme="dark")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+    tab.emulate_media(color_scheme="light")
+    assert tab.evaluate(colour) == "rgb(0, 0, 0)"

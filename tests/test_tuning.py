@@ -353,6 +353,10 @@ def test_a_result_is_shown_and_tabulated(tmp_path):
         (dict(algorithm="fedmbo", rungs=3, options=RunOptions(rounds=20)), "rounds are too few for FedMBO"),
         (dict(by="test_los"), "there is no metric 'test_los' to rank by"),
         (dict(options=RunOptions(rounds=32, privacy="rows(epsilon=8)")), "epsilon is that of one run"),
+        (
+            dict(options=RunOptions(rounds=32, aggregate="buffered(first=2)")),
+            "buffered: late answers are simulated for one run",
+        ),
         (dict(options=RunOptions(rounds=32, aggregate="private-mean(epsilon=8)")), "epsilon is that of one run"),
     ],
 )

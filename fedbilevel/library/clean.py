@@ -47,9 +47,9 @@ def clean(
     """
     given, settings = one_per_client("sources", sources), LabelErrors()
     named = None if isinstance(features, Sequence) and not features else features
-    columns = Columns(label, named, {label: ()}, split=checked)
-    words = text_columns(given, columns) if categories is None else Columns(label, named, categories).declared
-    read = tables(given, dataclasses.replace(columns, categories={**dict.fromkeys(words, ()), label: ()}))
+    roles = Columns(label, named, {label: ()}, split=checked)
+    words = text_columns(given, roles) if categories is None else Columns(label, named, categories).declared
+    read = tables(given, dataclasses.replace(roles, categories={**dict.fromkeys(words, ()), label: ()}))
     built = settings.build(read)
     task = dataclasses.replace(built, population=built.population.weighted("rows"))
     suited = suited_to(settings.suited, "label-errors", task.default_algorithm).values

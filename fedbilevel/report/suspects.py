@@ -27,7 +27,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheet
 
 HEAD = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color-scheme: light dark; }
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .25rem clamp(.5rem, 2vw, 1.5rem) .25rem 0; }
 td { overflow-wrap: anywhere; } td.number { font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 tr.suspected td:nth-child(3) { font-weight: bold; }

@@ -88,10 +88,12 @@ class RunOptions:
         """How answers are aggregated."""
         return configured(self.aggregate)
 
-    def require_uncalibrated(self) -> None:
-        """Raise `InputError` if noise follows from the ε of a run, which says nothing of runs that are chosen among."""
-        rows, rule = self.row_privacy(), parts(self.aggregate)[1]
-        if "epsilon" in rule or (rows is not None and rows.epsilon is not None):
+    def require_for_several(self) -> None:
+        """Raise `InputError` unless runs that are chosen among can have these options."""
+        rows, (rule, values) = self.row_privacy(), parts(self.aggregate)
+        if rule == "buffered":
+            raise InputError("buffered: late answers are simulated for one run at a time, not for many together: use run")
+        if "epsilon" in values or (rows is not None and rows.epsilon is not None):
             raise InputError("epsilon is that of one run, and a choice among several costs more: give noise=VALUE in its place")
 
     def row_privacy(self) -> RowPrivacy | None:

@@ -61,7 +61,7 @@ class Tuning:
     def __post_init__(self) -> None:
         require_known(TASKS, self.task)
         require_known(ALGORITHMS, self.algorithm)
-        self.options.require_uncalibrated()
+        self.options.require_for_several()
         for name, (least, most) in BOUNDS.items():
             given = unwrapped(getattr(self, name))
             fits = isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
@@ -97,7 +97,7 @@ class Tuning:
 
         The hyperparameters in `fixed` are not tuned; the values of others are where the boxes' centers are.
         """
-        options.require_uncalibrated()  # before noise is calibrated in vain
+        options.require_for_several()  # before noise is calibrated in vain
         described = Configuration.resolve(task, knobs, algorithm, hyperparameters, options, data=data)
         how = criterion_of(described, by)
         searched = boxes_of(described, fixed, boxes)
