@@ -83,12 +83,16 @@ def place(error: BaseException, file: str = "") -> str:
     return f"{_short(lines[-1][0])}:{lines[-1][1]}: " if lines else ""
 
 
+class Advice(UserWarning):
+    """A warning of the package's own: a sentence for the user."""
+
+
 def warn(said: str) -> None:
     """Warn at the line that called the package."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(said, stacklevel=level)
+    warnings.warn(said, Advice, stacklevel=level)
 
 
 def _is_users(file: str) -> bool:

@@ -129,7 +129,7 @@ def checked(owner: str, name: str, setting: Setting, value: Any, shown: str = ""
     """The value, converted to the setting's type; `InputError` if it has another type or does not fit."""
     if value is None and setting.optional:
         return None
-    value = _plain(value)
+    value = unwrapped(value)
     is_kind = isinstance(value, ACCEPTED[setting.kind]) and (setting.kind is bool) == (type(value).__name__ == "bool")
     try:
         converted = setting.kind(value) if is_kind else value
@@ -157,12 +157,12 @@ def check_all(instance: Any, owner: str | None = None) -> None:
     """Check and convert all settings of a frozen dataclass, for its `__post_init__`."""
     of = type(instance).__name__ if owner is None else owner
     for name, setting in settings(type(instance)).items():
-        value = _plain(getattr(instance, name))
+        value = unwrapped(getattr(instance, name))
         is_traced = hasattr(value, "aval") and value.shape == () and setting.kind is float
         object.__setattr__(instance, name, value if is_traced else checked(of, name, setting, value))
 
 
-def _plain(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """A scalar of NumPy or JAX as a Python number, if its value is known; anything else unchanged."""
     with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
         return value.item() if value.shape == () else value

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedbilevel.errors import InputError
 from fedbilevel.report.cleaned import site_names
 from fedbilevel.report.suspects import SiteRows
 from fedbilevel.tasks.data.image_tables import opened_images
+from fedbilevel.tasks.data.tables import text_columns
 from fedbilevel.tasks.label_errors import Model, Verdict, judged
 
 WRONG = {"north": {9, 20}, "south": {11, 25, 26}}  # lines of the files
@@ -146,6 +148,7 @@ def test_a_verdict_is_the_models():
 def test_what_cannot_be_cleaned_is_one_line(run, tmp_path):
     make_tables(tmp_path / "clinics")
     (tmp_path / "empty").mkdir()
+    make_images(tmp_path / "pictures" / "north", 0)
     cases = {
         ("clean",): "give a folder with the sites' tables, or --federation",
         ("clean", "clinics", "--federation", "x"): "give either a folder with tables or --federation, not both",
@@ -156,7 +159,85 @@ def test_what_cannot_be_cleaned_is_one_line(run, tmp_path):
         ("clean", "clinics"): "north.csv:1: there is no column 'label'; did you mean level?",
         ("clean", "clinics", "--label", "diagnosis", "--checked", "smoker", "--features", "level,,noise"): "names of columns",
         ("clean", "clinics", "--label", "diagnosis", "--checked", "noise"): "must be 'train' or 'validation', no or yes",
+        ("clean", "clinics/north.csv"): "clinics/north.csv is a file, not a folder",
+        ("clean", "pictures/north"): "pictures/north holds the images of one client: give the folder that has such a folder",
     }
     for words, line in cases.items():
         code, _, err = run(*words)
         assert code == 2 and line in err, (words, err)
+
+
+LEVELS = [f"{k % 2 + k / 100}" for k in range(12)]
+TABLE = {"level": LEVELS, "label": ["a", "b"] * 6, "checked": ["yes", "yes", "no", "no"] * 3}
+MISTAKES = {"word": "unknown", "decimal comma": "1,5", "infinity": "-inf", "huge number": "1e300"}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_among_numbers_does_not_make_them_categories(mistake):
+    table = {**TABLE, "level": [*LEVELS[:7], MISTAKES[mistake], *LEVELS[8:]]}
+    with pytest.raises(InputError, match=rf"table 1, row 8: column 'level': '{MISTAKES[mistake]}' is not a number"):
+        fb.clean([TABLE, table])
+
+
+def test_words_are_categories_and_codes_are_numbers():
+    table = {**TABLE, "ward": ["none", "", "x", "2"] * 3, "code, old": ["n/a", "1", "2", ""] * 3, "size": [None, *range(11)]}
+    assert text_columns([table, TABLE], fb.Columns("label", split="checked")) == []  # as many numbers as words
+    table["ward"] = ["none", "y", "x", "2"] * 3
+    assert text_columns([table], fb.Columns("label", split="checked")) == ["ward"]
+    assert text_columns([table], fb.Columns("label", ["level"], split="checked")) == []
+
+
+def test_tables_with_other_columns_are_named(tmp_path):
+    cases = {"label": "'label'; did you mean lable", "level": "'level'"}
+    for name, line in cases.items():
+        other = {"lable" if column == name else column: cells for column, cells in TABLE.items()}
+        with pytest.raises(InputError, match=f"table 1: there is no column {line}"):
+            fb.clean([TABLE, other])
+    with pytest.raises(InputError, match="table 1: the column 'ward' is not in table 0"):
+        fb.clean([TABLE, {**TABLE, "ward": ["x"] * 12}])
+
+
+def test_columns_are_given_by_name_in_python():
+    table = {**TABLE, "level, now": LEVELS, "ward, old": ["x", "y", "z"] * 4}
+    (all_columns,) = fb.clean([table], rounds=5)
+    (named,) = fb.clean([table], features=["level", "level, now", "ward, old"], categories=["ward, old"], rounds=5)
+    np.testing.assert_array_equal(all_columns["trust"], named["trust"])
+    for wrong in ({"features": "level"}, {"categories": "level"}, {"features": 3}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} must be a list of names"):
+            fb.clean([table], **wrong)
+
+
+def test_a_class_without_checked_rows_is_warned_of():
+    table = {**TABLE, "label": [*TABLE["label"][:10], "c", "c"]}
+    with pytest.warns(UserWarning, match="no checked row has the label 'c', so rows that have it look wrong"):
+        fb.clean([TABLE, table], rounds=2)
+
+
+def test_the_command_warns_in_one_line(run, tmp_path):
+    (tmp_path / "site.csv").write_text("level,label,checked\n1,a,yes\n2,b,yes\n1,a,no\n2,b,no\n3,c,no\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        code, _, err = run("clean", ".", "--rounds", 2, "--out", "here")
+    line = "no checked row has the label 'c', so rows that have it look wrong: check some of them"
+    assert code == 0 and err == f"fedbilevel: warning: {line}\n"
+
+
+def test_a_page_has_small_pictures_whole_numbers_and_the_readers_colours(opened, tmp_path):
+    (tmp_path / "kind").mkdir()
+    names = ["kind/tall.png", "kind/wide.png", f"kind/{'long' * 30}.png"]
+    for name, size in zip(names, ((300, 10), (10, 300), (1, 1)), strict=True):
+        Image.fromarray(np.zeros(size, np.uint8)).save(tmp_path / name)
+    site, verdict = listed(names, [1, 1, 1], ["kind", "a-very-long-name-of-a-kind-" * 4], tmp_path)
+    site.write(tmp_path, verdict)
+    tab, complaints, _ = opened((tmp_path / "page.html").as_uri(), ready="table", viewport={"width": 400, "height": 800})
+    for picture in tab.locator("img").all():
+        box = picture.bounding_box()
+        assert box["width"] <= 64 and box["height"] <= 64
+    lines = "cells => cells.map((c) => (r = document.createRange(), r.selectNodeContents(c), r.getClientRects().length))"
+    assert {*tab.locator("th:last-child, td.number").evaluate_all(lines)} == {1}
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 400 and complaints == []
+    colour = "getComputedStyle(document.body).color"
+    tab.emulate_media(color_scheme="dark")
+    assert tab.evaluate(colour) == "rgb(255, 255, 255)"
+    tab.emulate_media(color_scheme="light")
+    assert tab.evaluate(colour) == "rgb(0, 0, 0)"

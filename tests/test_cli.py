@@ -1,6 +1,7 @@
 """The command as a user meets it: what it prints, what it refuses, and how it survives being stopped."""
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -378,6 +379,18 @@ def test_a_disk_that_takes_no_more_is_said_in_one_line_and_the_run_can_go_on(tmp
     code, _, err = run("resume", "here")
     assert code == 0, err
     assert [row["rounds"] for row in rows(tmp_path, "fedavg")] == list(range(61))
+
+
+def test_a_disk_that_takes_no_picture_is_said_in_one_line_and_resume_draws_it(tmp_path, run, monkeypatch):
+    def draw(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("fedbilevel.report.curve_picture.draw", draw)
+        code, _, err = run("run", "quadratic", "fedavg", *SMALL, "--out", "here")
+    line = "fedbilevel: here: No space left on device; fix that, then continue with: fedbilevel resume here\n"
+    assert code == 1 and err == line
+    assert run("resume", "here")[0] == 0 and (tmp_path / "here" / "curves.png").exists()
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(tmp_path, run):

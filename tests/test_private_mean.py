@@ -20,6 +20,7 @@ from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.federation.own_secret import private_key
 from fedbilevel.runs.simulation import simulation
+from fedbilevel.runs.sweeps.batched_runs import run_together
 
 OWN = partial(private_key, bytes(32))
 ROWS = {"x": np.asarray([[3.0, 4.0], [0.3, 0.4], [np.inf, 0.0], [9.0, 9.0]]), "y": np.asarray([0.0, 0.0, 1.0, 9.0])}
@@ -97,3 +98,33 @@ def test_a_repeated_step_has_the_same_noise_only_if_its_answers_are_the_same():
 def test_what_does_not_go_together_is_refused(build, line):
     with pytest.raises(InputError, match=line):
         build()
+
+
+@pytest.mark.parametrize("how", [{"aggregate": "private-mean(noise=1)"}, {"privacy": "rows(noise=2)"}])
+def test_private_runs_that_are_compared_have_the_numbers_of_each_alone(how):
+    problem = task(sizes=(40, 40))
+
+    def made(seed):
+        return simulation(problem, fb.SimFBO(gamma_x=0.1 / (1 + seed)), steps=6, every=3, seed=seed, clients_per_round=1, **how)
+
+    for seed, together in enumerate(run_together([made(seed) for seed in range(3)])):
+        alone = [moment.row() for moment in made(seed).run() if moment.metrics]
+        for row, of in zip(together.rows, alone, strict=True):
+            assert row["epsilon"] == of["epsilon"]
+            np.testing.assert_allclose(row["upper_loss"], of["upper_loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune", "regularisation", "simfbo", "--rounds", 64, "--epsilon", 8], "give noise=VALUE in its place"),
+        (
+            ["sweep", "regularisation", "simfbo", "--rounds", 9, "--grid", "gamma_x=1,2", "--epsilon", 8],
+            "epsilon is that of one",
+        ),
+        (["run", "regularisation", "simfbo", "--rounds", 9, "--epsilon", 8, "--set-privacy", "epsilon=3"], "leave one out"),
+    ],
+)
+def test_an_epsilon_that_does_not_hold_is_refused_in_one_line(words, said, run):
+    code, out, err = run(*words)
+    assert code == 2 and not out and said in err and err.count("\n") == 1

@@ -324,6 +324,8 @@ def test_a_tuning_is_its_rungs_and_its_candidates(opened, tmp_path):
     tab, complaints, _ = opened((tmp_path / "tuned.html").as_uri(), ready="#tunings .main-svg")
     drawn_numbers = tab.evaluate("[...document.querySelectorAll('#tunings .chart')].map((c) => [...c.data.at(-1).y])")
     assert drawn_numbers == [tuned["lines"][-1]["numbers"], tuned["lines"][-1]["values"]] and complaints == []
+    best = f"run quadratic fedavg --rounds 8 --every 8 --knob clients=3 --set gamma={folder.found().chosen()['gamma']}"
+    assert tab.text_content("#tunings .command code").endswith(best)
 
 
 def going_on(finished, path, count):

@@ -202,7 +202,10 @@ WRONG = {
         CSV.replace("red,1,train", "red,1,test"),
         r"0.csv:4: column 'role' must be 'train' or 'validation', no or yes",
     ),
-    "nothing to validate": (CSV.replace("validation", "train"), r"0.csv has no rows for 'validation': .*"),
+    "nothing to validate": (
+        CSV.replace("validation", "train"),
+        r"0.csv has no rows for 'validation', 'yes' in column 'role': .*",
+    ),
     "one label": (CSV.replace(",0,", ",1,"), r"the label 'label' is the same in every row of every site, .*"),
     "nothing there": (
         CSV.replace("1,2,", "1,,").replace("4,3", "4,NA"),

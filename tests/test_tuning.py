@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import echoing
@@ -255,6 +256,15 @@ def test_the_best_of_a_tuning_goes_when_it_is_replaced(tmp_path):
     assert not list(tmp_path.rglob("best.toml"))
 
 
+def test_a_second_tuning_in_a_folder_keeps_the_best_of_the_first(tmp_path):
+    how = dict(knobs=KNOBS, rounds=4, candidates=2, rungs=1, passes=1, seeds=1, out=tmp_path)
+    best = {**fb.tune("quadratic", "fedavg", **how).best, **fb.tune("quadratic", "fedbio", **how).best}
+    create(tmp_path, [prepared("simfbo")])  # which has found nothing yet
+    fb.tune("quadratic", "fedbio", **how)
+    written = tomllib.loads((tmp_path / "best.toml").read_text())
+    assert {*best} == {"fedavg", "fedbio"} and written["hyperparameters"] == best
+
+
 @pytest.mark.slow
 def test_where_all_diverge_no_best_is_named(run, tmp_path):
     (tmp_path / "best.toml").write_text("task = 'quadratic'\n")
@@ -342,11 +352,46 @@ def test_a_result_is_shown_and_tabulated(tmp_path):
         (dict(options=RunOptions(steps=9)), "the budget of a tuning is in rounds"),
         (dict(algorithm="fedmbo", rungs=3, options=RunOptions(rounds=20)), "rounds are too few for FedMBO"),
         (dict(by="test_los"), "there is no metric 'test_los' to rank by"),
+        (dict(options=RunOptions(rounds=32, privacy="rows(epsilon=8)")), "epsilon is that of one run"),
+        (
+            dict(options=RunOptions(rounds=32, aggregate="buffered(first=2)")),
+            "buffered: late answers are simulated for one run",
+        ),
+        (dict(options=RunOptions(rounds=32, aggregate="private-mean(epsilon=8)")), "epsilon is that of one run"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(changes, said):
     with pytest.raises(InputError, match=said):
         prepared(**changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (dict(algorithms=None), "algorithms must be a name, an algorithm, or a list of these; given: None"),
+        (dict(algorithms=[]), "algorithms must be at least one algorithm"),
+        (dict(boxes={"gamma_x": "12"}), "the box of gamma_x must be LOW:HIGH with 0 < LOW < HIGH; given: '12'"),
+        (dict(boxes={"gamma_x": 0.1}), "the box of gamma_x must be LOW:HIGH with 0 < LOW < HIGH; given: 0.1"),
+        (dict(boxes=[("gamma_x", (1, 2))]), "boxes must be a dictionary"),
+        (dict(candidates="8"), "candidates must be a whole number from 1"),
+        (dict(seeds=True), "seeds must be a whole number from 1"),
+        (dict(seconds="5"), "seconds must be a number above 0; given: '5'"),
+        (dict(processes=2.5), "processes must be a whole number from 1"),
+    ],
+)
+def test_what_cannot_be_given_in_python_is_refused_in_one_line(given, said):
+    how = dict(algorithms="simfbo", knobs=KNOBS, rounds=4, candidates=1, rungs=1, passes=1, seeds=1) | given
+    with pytest.raises(InputError, match=said):
+        fb.tune("quadratic", **how)
+
+
+def test_numbers_of_numpy_are_numbers():
+    budget = dict(rounds=4, candidates=1, rungs=1, keep=4, passes=1, seeds=1, processes=1)
+    given = {name: np.int64(value) for name, value in budget.items()}
+    result = fb.tune(
+        "quadratic", ["fedavg"], knobs={**KNOBS, "clients": np.int64(3)}, boxes={"gamma": np.array([0.1, 1])}, **given
+    )
+    assert result.tuned[0].tuning.plain()["knobs"]["clients"] == 3 and result.best["fedavg"]
 
 
 def test_a_problem_that_no_file_describes_is_tuned_here_alone(tmp_path):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedbilevel.command.options import Every, Force, Out, Rounds, new_folder, option, whole
+from fedbilevel.command.options import Every, Force, Out, Rounds, new_folder, option, say_note, whole
 from fedbilevel.command.run import start, with_sites
 from fedbilevel.errors import InputError
+
+if TYPE_CHECKING:
+    from fedbilevel.tasks.data.columns import Columns
 
 TASK, ALGORITHM = "label-errors", "fedpace-own"
 
@@ -25,7 +28,10 @@ def clean(
         str, typer.Option(help="The columns to predict the label from, with commas between; all others unless given.")
     ] = "",
     categories: Annotated[
-        str, typer.Option(help="Which of them hold categories; those with text in them unless given, if the tables are here.")
+        str,
+        typer.Option(
+            help="Which of them hold categories; those with more words than numbers unless given, if the tables are here."
+        ),
     ] = "",
     rounds: Rounds = 200,
     seed: Annotated[int, option(whole, "Random seed.")] = 0,
@@ -40,7 +46,8 @@ def clean(
     from fedbilevel.runs.configuration import Configuration
     from fedbilevel.runs.options import RunOptions
     from fedbilevel.tasks.data.datasets import data_folder
-    from fedbilevel.tasks.data.tables import sources_in, text_columns
+    from fedbilevel.tasks.data.tables import sources_in
+    from fedbilevel.tasks.label_errors import LabelErrors
 
     if folder is not None and federation is not None:
         raise InputError("give either a folder with tables or --federation, not both: a federation's sites have the tables")
@@ -56,6 +63,18 @@ def clean(
     else:
         place = {"data": data_folder(str(folder))}
         if not categories:
-            knobs["categories"] = ",".join(text_columns(sources_in(place["data"]), {label, checked}, features))
+            knobs["categories"] = _words(sources_in(place["data"]), LabelErrors(**knobs).columns)
     configuration = Configuration.resolve(TASK, knobs, ALGORITHM, {}, options, **place)
     start([configuration], out or new_folder("clean"), force, elsewhere=elsewhere)
+
+
+def _words(sources: list[Path], columns: Columns) -> str:
+    """The columns of categories, with commas between, which a note names."""
+    from fedbilevel.tasks.data.tables import text_columns
+
+    names = text_columns(sources, columns)
+    for name in names:
+        if "," in name:
+            raise InputError(f"the column {name!r} of categories has a comma in its name: rename it")
+    say_note(f"taken as categories: {', '.join(names)}" if names else "")
+    return ",".join(names)

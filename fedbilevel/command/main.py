@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 from fedbilevel.command import clean, compilation, data, federation, new, report, reproduce, run, show, sweep, tune
-from fedbilevel.command.options import fail, say, when_a_pipe_closes
-from fedbilevel.errors import Diverged, FolderTaken, InputError, in_one_line, in_words, place
+from fedbilevel.command.options import fail, say, warn, when_a_pipe_closes
+from fedbilevel.errors import Advice, Diverged, FolderTaken, InputError, in_one_line, in_words, place
 
 LONGEST = 2000  # characters in a message, which may quote any input
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
@@ -51,6 +52,14 @@ def _command(
     """Federated bilevel optimization: run algorithms on tasks, compare them, and deploy them."""
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """Say the package's own advice in one line, and show other warnings as Python does."""
+    if issubclass(category, Advice):
+        warn(in_one_line(message, LONGEST))
+    else:
+        print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)
+
+
 def main() -> None:
     """Run the command; what the user can fix, also in their own code, is reported in one line, with exit code 2."""
     when_a_pipe_closes(signal.SIG_DFL)
@@ -58,6 +67,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # it is None if it was closed
             stream.reconfigure(errors="backslashreplace")  # file names need not be text, and a terminal may not know η
     compilation.set_up()
+    warnings.showwarning = _show_warning
     if len(sys.argv) == 1 or (len(sys.argv) == 2 and sys.argv[1] in GROUPS):
         sys.argv.append("--help")
     try:

@@ -160,7 +160,10 @@ def privacy(epsilon: float | None, delta: float | None, texts: list[str] | None)
     from fedbilevel.runs.options import ROWS
 
     given = {name: str(value) for name, value in (("epsilon", epsilon), ("delta", delta)) if value is not None}
-    values = {**given, **assignments("--set-privacy", texts)}
+    others = assignments("--set-privacy", texts)
+    for name in given.keys() & others.keys():
+        raise InputError(f"{name} is given by --{name} and by --set-privacy: leave one out")
+    values = {**given, **others}
     return written(ROWS, values) if values else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -252,10 +252,6 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
 
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
-    from fedbilevel.report.cleaned import written_lists
-    from fedbilevel.report.curve_picture import draw
-    from fedbilevel.report.curves import curves as read
-    from fedbilevel.report.table import table
     from fedbilevel.runs import progress
     from fedbilevel.runs.stopping import Interrupted, stop_request
 
@@ -275,8 +271,27 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
     except Interrupted as interrupted:
         fail(f"stopped; continue with: fedbilevel resume {directory}", 128 + interrupted.signum)
     except OSError as error:
-        problem = f"{error.filename or directory}: {error.strerror or error}"
-        fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+        _fail_resumably(directory, error)
+    try:
+        _conclude(directory, folders, style)
+    except OSError as error:
+        _fail_resumably(directory, error)
+    if diverged:
+        raise Diverged("\n".join(diverged))
+
+
+def _fail_resumably(directory: Path, error: OSError) -> NoReturn:
+    problem = f"{error.filename or directory}: {error.strerror or error}"
+    fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+
+
+def _conclude(directory: Path, folders: list[RunFolder], style: Style) -> None:
+    """Draw and print what runs that have ended have come to."""
+    from fedbilevel.report.cleaned import written_lists
+    from fedbilevel.report.curve_picture import draw
+    from fedbilevel.report.curves import curves as read
+    from fedbilevel.report.table import table
+
     ends = {folder.path.name: ended for folder in folders if (ended := folder.result)}
     curves = read([folder for folder in folders if folder.rows()])
     if curves:
@@ -291,5 +306,3 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
         say(f"\nruns: {directory}\ncurves: {', '.join(map(str, pictures))}")
     if lists := [line for folder in folders for line in written_lists(folder)]:
         say("\n" + "\n".join(lists))
-    if diverged:
-        raise Diverged("\n".join(diverged))

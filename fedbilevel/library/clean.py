@@ -12,6 +12,7 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.client_lists import one_per_client
 from fedbilevel.library.solve import solve
 from fedbilevel.tasks.base import suited_to
+from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.table_files import Source
 from fedbilevel.tasks.data.tables import tables, text_columns
 from fedbilevel.tasks.label_errors import LabelErrors, judged
@@ -44,10 +45,11 @@ def clean(
     Raises:
         InputError: a table cannot be used.
     """
-    given = one_per_client("sources", sources)
-    texts = text_columns(given, {label, checked}, ",".join(features)) if categories is None else categories
-    settings = LabelErrors(label=label, checked=checked, features=",".join(features), categories=",".join(texts))
-    read = tables(given, settings.columns)
+    given, settings = one_per_client("sources", sources), LabelErrors()
+    named = None if isinstance(features, Sequence) and not features else features
+    roles = Columns(label, named, {label: ()}, split=checked)
+    words = text_columns(given, roles) if categories is None else Columns(label, named, categories).declared
+    read = tables(given, dataclasses.replace(roles, categories={**dict.fromkeys(words, ()), label: ()}))
     built = settings.build(read)
     task = dataclasses.replace(built, population=built.population.weighted("rows"))
     suited = suited_to(settings.suited, "label-errors", task.default_algorithm).values

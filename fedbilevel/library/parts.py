@@ -13,6 +13,7 @@ from fedbilevel.errors import InputError, require
 from fedbilevel.library.names import name_of, plain
 from fedbilevel.own_code import adopted, is_unnamed, offers
 from fedbilevel.registry import Registry, chosen
+from fedbilevel.settings import unwrapped
 from fedbilevel.tasks import TASKS, declare
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.data.datasets import data_folder
@@ -48,7 +49,7 @@ def task_part(task: str | type | Task, knobs: dict[str, Any], data: str | Path, 
         if task.declared is not None and task.declared.data is not None:
             return _part(TASKS, task.declared.settings, tried)._replace(data=task.declared.data)
         return _part(TASKS, _declaration(task), tried)
-    where = data_folder(str(data))
+    where, knobs = data_folder(str(data)), {name: unwrapped(value) for name, value in knobs.items()}
     if isinstance(task, str):
         return Part(chosen(TASKS, task), knobs, None, where)
     require(offers(task, "task"), "task", "a name, a Task, or what @fedbilevel.task declares", task)

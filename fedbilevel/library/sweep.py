@@ -21,6 +21,7 @@ from fedbilevel.runs.progress import Pace, counted
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
+from fedbilevel.settings import unwrapped
 from fedbilevel.tasks.base import Task
 from fedbilevel.user_files import naming
 
@@ -69,6 +70,7 @@ def sweep(
     Raises:
         InputError: something given cannot be used.
     """
+    seeds = unwrapped(seeds)
     require(isinstance(seeds, int) and not isinstance(seeds, bool), "seeds", "a whole number of at least 1", seeds)
     tried = _tried(grid)
     of_algorithm = algorithm_part(algorithm, untied(tried))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,9 @@ def tune(
     Raises:
         InputError: something given cannot be used.
     """
-    several = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
+    alone = isinstance(algorithms, str | Algorithm)
+    require(alone or isinstance(algorithms, Iterable), "algorithms", "a name, an algorithm, or a list of these", algorithms)
+    several: list[str | Algorithm] = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
     require(bool(several), "algorithms", "at least one algorithm", algorithms)
     require(isinstance(boxes, Mapping | None), "boxes", "a dictionary of pairs (low, high) by name", boxes)
     of_task, parts = task_part(task, dict(knobs or {}), data), [algorithm_part(one) for one in several]
@@ -105,7 +107,7 @@ def tune(
     with contextlib.ExitStack() as kept:
         kept.enter_context(known([(of_task, "task"), *((part, "algorithm") for part in parts)]))
         unnamed = any(part.unnamed for part in (of_task, *parts))
-        if unnamed and (processes > 1 or ray):
+        if unnamed and (processes != 1 or ray):
             raise InputError("no file describes what this runs, so other processes cannot run it: declare it in a file")
         given = for_each(ALGORITHMS, [part.name for part in parts], boxes or {}, "boxes")
         wanted, _ = prepared(of_task, {part.name: part.settings for part in parts}, given, options, by=by, **budget)

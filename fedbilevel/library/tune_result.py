@@ -74,12 +74,14 @@ class TuneResult:
 
 
 def concluded(place: Path, folders: Sequence[TuningFolder], style: Style = SCREEN) -> TuneResult:
-    """The result of tunings that have all ended, whose tables, best settings and pictures this writes."""
+    """The result of tunings that have all ended, whose tables and pictures this writes, and the best settings of all there."""
     tuned = [folder.conclude() for folder in folders]
     for folder, found in zip(folders, tuned, strict=True):
         tuning_picture.draw(found, pictures(folder.path), style)
-    if any(found.best() for found in tuned):
-        write_atomically(place / BEST, best_settings(tuned).encode())
+    others = [folder for folder in TuningFolder.find(place) if folder.path not in {f.path for f in folders}]
+    ended = tuned + [folder.found() for folder in others if (folder.path / BEST).exists()]
+    if any(found.best() for found in ended):
+        write_atomically(place / BEST, best_settings(ended).encode())
     return TuneResult(tuned)
 
 

@@ -101,8 +101,10 @@ def _usual(task: str) -> dict[str, Any]:
 
 
 def _options(options: RunOptions, usual: Mapping[str, Any], without: Sequence[str] = ("validation",)) -> list[str]:
-    changed = {name: value for name, value in _changed(vars(options), usual).items() if name not in without}
-    return [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", _text(value))]
+    changed = {n: v for n, v in _changed(vars(options), usual).items() if n not in (*without, "privacy")}
+    words = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", _text(value))]
+    private = options.row_privacy()
+    return [*words, *_repeated("--set-privacy", private.values() if private else {})]
 
 
 def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

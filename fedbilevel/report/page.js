@@ -334,7 +334,7 @@ function showTunings() {
   section.append(element("p", {}, "Each line is a candidate: faint ones were left behind, dotted ones diverged, bold ones reached the last rung, and the widest is the best."));
   for (const tuning of data.tunings) {
     const grid = element("div", { class: "grid" });
-    section.append(element("h3", {}, tuning.title), grid);
+    section.append(element("h3", {}, tuning.title), ...(tuning.command ? [command(tuning.command)] : []), grid);
     const named = (line) => tuning.names.map((name, k) => `${name} = ${number(line.values[k], 3)}`).join("<br>");
     const line = (of, x, y) => ({ x, y, mode: "lines+markers", marker: { size: 4 }, line: candidateLook(of), name: named(of) });
     const rungs = layout("communication rounds", words(tuning.metric));
@@ -547,7 +547,7 @@ show();
 
 if (document.body.dataset.live) {
   let before = null;
-  setInterval(async () => {
+  const update = async () => {
     let text;
     try {
       const answer = await fetch("data.json", { cache: "no-store" });
@@ -562,5 +562,7 @@ if (document.body.dataset.live) {
     before = text;
     data = JSON.parse(text);
     show();
-  }, POLL_MILLISECONDS);
+  };
+  const follow = () => setTimeout(() => update().finally(follow), POLL_MILLISECONDS);  // one question at a time
+  follow();
 }

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedbilevel.report.inside import Inside, look_inside
 from fedbilevel.report.styles import COLOURS, DARK_COLOURS
 from fedbilevel.report.table import compared
 from fedbilevel.report.tuning_picture import lines as tuning_lines
+from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.tuning.folder import TuningFolder
@@ -119,30 +121,35 @@ def _sweep(folder: SweepFolder) -> dict[str, Any]:
         "folder": str(folder.path),
         "best": places[0] if places else None,
         "head": head,
-        "cells": [{"texts": row, "command": _cell_command(folder, cell.values)} for row, cell in zip(rows, cells, strict=True)],
+        "cells": [
+            {"texts": row, "command": _command(partial(sweep.configuration, cell.values, sweep.first_seed))}
+            for row, cell in zip(rows, cells, strict=True)
+        ],
         **drawn,
     }
 
 
-def _cell_command(folder: SweepFolder, values: Any) -> str:
-    sweep = folder.sweep
+def _command(configuration: Callable[[], Configuration]) -> str:
+    """The command that makes a run; empty if there is none."""
     try:
-        return "".join(run_commands([sweep.configuration(values, sweep.first_seed)]))
+        return "".join(run_commands([configuration()]))
     except InputError:  # its data, or its code, is not here
         return ""
 
 
 def _tuning(folder: TuningFolder) -> dict[str, Any]:
-    """The rungs, and the candidates in parallel coordinates."""
+    """The rungs, the candidates in parallel coordinates, and the command that runs the best."""
     found = folder.found()
+    tuning, best = found.tuning, found.best()
     drawn = [
         {**line._asdict(), "numbers": [None if math.isnan(n) else n for n in line.numbers]} for line in tuning_lines(found)
     ]
     return {
         "title": found.summary(),
-        "metric": found.tuning.metric,
+        "metric": tuning.metric,
         "folder": str(folder.path),
-        "names": list(found.tuning.boxes),
+        "command": _command(partial(tuning.configuration, best.values, 0, tuning.rungs - 1)) if best else "",
+        "names": list(tuning.boxes),
         "lines": drawn,
     }
 

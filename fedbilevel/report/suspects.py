@@ -25,11 +25,14 @@ SHOWN = 24  # rows at each end
 THUMBNAIL = 96  # pixels
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets may execute
 
+HEAD = '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color-scheme: light dark; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: .25rem 1.5rem .25rem 0; overflow-wrap: anywhere; }
-tr.suspected td:nth-child(3) { font-weight: bold; } img { width: 64px; image-rendering: pixelated; display: block; }
-td.number { font-variant-numeric: tabular-nums; }
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
+table { border-collapse: collapse; } th, td { text-align: left; padding: .25rem clamp(.5rem, 2vw, 1.5rem) .25rem 0; }
+td { overflow-wrap: anywhere; } td.number { font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+tr.suspected td:nth-child(3) { font-weight: bold; }
+img { width: 64px; height: 64px; object-fit: contain; object-position: left; image-rendering: pixelated; display: block; }
 """
 
 
@@ -68,8 +71,8 @@ class SiteRows:
             "<h2>Least trusted</h2>" + self._table([int(n) for n in order[:SHOWN]], trust, suggested, suspected),
             "<h2>Most trusted</h2>" + self._table(most, trust, suggested, suspected),
         ]
-        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(self.site)}</title>'
-        write_atomically(folder / PAGE, _encoded(f"{head}<style>{STYLE}</style><body>{''.join(parts)}</body></html>"))
+        head = f"{HEAD}<title>{html.escape(self.site)}</title><style>{STYLE}</style>"
+        write_atomically(folder / PAGE, _encoded(f"{head}<body>{''.join(parts)}</body></html>"))
         return len(suspects)
 
     def _label(self, number: int) -> str:

@@ -88,6 +88,14 @@ class RunOptions:
         """How answers are aggregated."""
         return configured(self.aggregate)
 
+    def require_for_several(self) -> None:
+        """Raise `InputError` unless runs that are chosen among can have these options."""
+        rows, (rule, values) = self.row_privacy(), parts(self.aggregate)
+        if rule == "buffered":
+            raise InputError("buffered: late answers are simulated for one run at a time, not for many together: use run")
+        if "epsilon" in values or (rows is not None and rows.epsilon is not None):
+            raise InputError("epsilon is that of one run, and a choice among several costs more: give noise=VALUE in its place")
+
     def row_privacy(self) -> RowPrivacy | None:
         """How the rows of clients are kept private, if they are."""
         return read_privacy(self.privacy)

@@ -32,6 +32,7 @@ from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
+from fedbilevel.user_files import naming
 
 EPSILON = "epsilon"  # the metric
 STEPS_AT_ONCE = 64
@@ -194,12 +195,13 @@ def _with_private_rows(
     def private(how: RowPrivacy) -> SimulatedEngine:
         return replace(engine, population=replace(population, privacy=how))
 
-    calls = Calls(task, algorithm, private(replace(wanted, epsilon=None, noise=1.0)), options.seed)
-    releases: dict[str, Releases] = {name: Counter() for name in calls.names}
-    for name, shapes in calls.shapes.items():
-        for arguments in shapes:
-            function = getattr(algorithm, name)
-            releases[name] |= most_released(function, arguments, population.size, population.batch_size is None)
+    with naming(type(algorithm).__name__):  # which the user may not have chosen
+        calls = Calls(task, algorithm, private(replace(wanted, epsilon=None, noise=1.0)), options.seed)
+        releases: dict[str, Releases] = {name: Counter() for name in calls.names}
+        for name, shapes in calls.shapes.items():
+            for arguments in shapes:
+                function = getattr(algorithm, name)
+                releases[name] |= most_released(function, arguments, population.size, population.batch_size is None)
     fewest = {UPPER: int(population.upper.size.min()), LOWER: int(population.lower.size.min())}
     spending = RowSpending(calls, releases, options, population.batch_size, fewest)
     return private(spending.privacy), spending

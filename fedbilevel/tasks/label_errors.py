@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.core.problem import Tree
+from fedbilevel.errors import warn
 from fedbilevel.settings import real, text
 from fedbilevel.tasks.base import Better, SuitedTable, Task, suit
 from fedbilevel.tasks.classification import cross_entropy, squared_norm
@@ -65,6 +66,15 @@ def _are_names(given: str) -> bool:
     return not given or len(_names(given)) == given.count(",") + 1
 
 
+def _warn_of_unchecked_classes(tables: Tables) -> None:
+    """Warn about labels that no checked row has, where all rows are here: for f no row with such a label is of any use."""
+    if not all(tables.names):
+        return
+    present, checked = (np.unique(np.concatenate([rows["label"] for rows in part])) for part in (tables.lower, tables.upper))
+    if missing := [repr(tables.preprocessing.classes[k]) for k in np.setdiff1d(present, checked)]:
+        warn(f"no checked row has the label {' or '.join(missing)}, so rows that have it look wrong: check some of them")
+
+
 @task
 class LabelErrors:
     """Learn how far to trust each row of the sites' tables, from a few rows that were checked."""
@@ -111,6 +121,7 @@ class LabelErrors:
         def suspected(x: Array, y: Model, rows: Tree) -> Array:
             return judged(x, y, rows).suspected.mean()
 
+        _warn_of_unchecked_classes(tables)
         classes = max(1, len(tables.preprocessing.classes))
         start: Any = jnp.zeros(max(tables.sizes)), Model(jnp.zeros((tables.width, classes)), jnp.zeros(classes))
         return Task.of(

@@ -51,6 +51,7 @@ class Sweep:
     def __post_init__(self) -> None:
         require_known(TASKS, self.task)
         require_known(ALGORITHMS, self.algorithm)
+        self.options.require_for_several()
         if self.task in TASKS.bundled and self.algorithm in ALGORITHMS.bundled:
             self.settle()
         self._require_distinct()

@@ -52,11 +52,12 @@ def require_box(name: str, ends: Sequence[float]) -> None:
 
 
 def _checked(owner: str, name: str, setting: Setting, given: Sequence[Any]) -> list[float]:
-    if len(given) == 2:
+    several = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    if several and len(given) == 2:
         low, high = (parsed(owner, name, setting, end) for end in given)
         if 0 < low < high:
             return [low, high]
-    ends = ":".join(map(str, given))
+    ends = ":".join(map(str, given)) if several else repr(given)
     raise InputError(f"{owner}: the box of {name} must be LOW:HIGH with 0 < LOW < HIGH; given: {ends}")
 
 

@@ -17,6 +17,7 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.ranking import criterion_of
 from fedbilevel.runs.sweeps.sweep import untied
 from fedbilevel.runs.tuning.boxes import Boxes, boxes_of, require_box
+from fedbilevel.settings import unwrapped
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Better
 from fedbilevel.tasks.validation import Criterion
@@ -60,14 +61,18 @@ class Tuning:
     def __post_init__(self) -> None:
         require_known(TASKS, self.task)
         require_known(ALGORITHMS, self.algorithm)
+        self.options.require_for_several()
         for name, (least, most) in BOUNDS.items():
-            given = getattr(self, name)
+            given = unwrapped(getattr(self, name))
             fits = isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
             require(fits, name, f"a whole number from {least} to {most:,}", given)
+            object.__setattr__(self, name, given)
         for name, ends in self.boxes.items():
             require_box(name, ends)
         if self.seconds is not None:
-            require(0 < self.seconds < math.inf, "seconds", "a number above 0", self.seconds)
+            object.__setattr__(self, "seconds", unwrapped(self.seconds))
+            fits = isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf
+            require(fits, "seconds", "a number above 0", self.seconds)
         if self.options.rounds is None:
             raise InputError("the budget of a tuning is in rounds: give rounds, not steps")
         if self.options.rounds < self.keep ** (self.rungs - 1):
@@ -92,6 +97,7 @@ class Tuning:
 
         The hyperparameters in `fixed` are not tuned; the values of others are where the boxes' centers are.
         """
+        options.require_for_several()  # before noise is calibrated in vain
         described = Configuration.resolve(task, knobs, algorithm, hyperparameters, options, data=data)
         how = criterion_of(described, by)
         searched = boxes_of(described, fixed, boxes)

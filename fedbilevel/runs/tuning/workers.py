@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from fedbilevel.errors import InputError, require
 from fedbilevel.own_code import allow
 from fedbilevel.runs.tuning.batches import Batch, Made, make
+from fedbilevel.settings import unwrapped
 
 MOST = 1024  # processes
 ATTEMPTS = 3  # at a batch whose workers die
@@ -46,7 +47,6 @@ class Processes:
     """Processes on this machine, each with its share of the cores, and with its own GPU where there are several."""
 
     def __init__(self, count: int):
-        require(isinstance(count, int) and 1 <= count <= MOST, "processes", f"a whole number from 1 to {MOST:,}", count)
         self.count = count
         self.started: dict[int, _Process] = {}  # by number
 
@@ -180,6 +180,9 @@ class RayCluster:
 @contextlib.contextmanager
 def workers(processes: int = 1, ray: str = "") -> Iterator[Workers]:
     """During the block, the workers that are asked for."""
+    processes = unwrapped(processes)
+    whole = isinstance(processes, int) and not isinstance(processes, bool)
+    require(whole and 1 <= processes <= MOST, "processes", f"a whole number from 1 to {MOST:,}", processes)
     if ray and processes > 1:
         raise InputError("give either processes on this machine or the address of a Ray cluster, not both")
     if not ray and processes == 1:

@@ -135,9 +135,10 @@ class Columns:
             order = np.random.default_rng([self.seed, site]).permutation(table.size)
             trains = np.ones(table.size, bool)
             trains[order[:validating]] = False
-        for role, there in ((TRAIN, trains.any()), (VALIDATION, not trains.all())):
+        for role, word, there in ((TRAIN, "no", trains.any()), (VALIDATION, "yes", not trains.all())):
             if not there:
-                raise InputError(f"{table.name} has no rows for {role!r}: give it some, or leave the table out")
+                said = f", {word!r} in column {self.split!r}" if self.split else ""
+                raise InputError(f"{table.name} has no rows for {role!r}{said}: give it some, or leave the table out")
         return trains
 
 

@@ -85,7 +85,8 @@ def folder_of(name: str, folder: str | os.PathLike[str] = "") -> Path:
 def existing_folder(path: str | os.PathLike[str]) -> Path:
     """The path of a data folder; `InputError` if there is none."""
     if not Path(path).is_dir():
-        raise InputError(f"the data folder {path} does not exist: give the folder that holds the data sets")
+        problem = "is a file, not a folder" if Path(path).exists() else "does not exist"
+        raise InputError(f"the data folder {path} {problem}: give the folder that holds the data")
     return Path(path)
 
 

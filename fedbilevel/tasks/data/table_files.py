@@ -16,7 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -127,14 +127,28 @@ def is_number(cell: Any) -> bool:
     return True
 
 
+def kind_of_cell(cell: Any) -> Literal["missing", "number", "word"]:
+    """What somebody meant by a cell, be it a number that cannot be used, such as one with a decimal comma."""
+    if cell is None or cell != cell:
+        return "missing"
+    text = str(cell).strip().lower()
+    if text in MISSING:
+        return "missing"
+    return "number" if not isinstance(cell, str) or _is_number(text.replace(",", ".", 1)) else "word"
+
+
+def _is_number(text: str) -> bool:
+    return bool(NUMBER.fullmatch(text)) or text.lstrip("+-") in ("inf", "infinity")
+
+
 def _number(cell: Any) -> float:
     """The number in a cell, NaN if it is missing; `ValueError` says what is wrong."""
     if isinstance(cell, str):
         text = cell.strip().lower()
         if text in MISSING:
             return math.nan
-        if not NUMBER.fullmatch(text) and text.lstrip("+-") not in ("inf", "infinity"):
-            comma = NUMBER.fullmatch(text.replace(",", ".", 1))
+        if not _is_number(text):
+            comma = _is_number(text.replace(",", ".", 1))
             hint = "write decimals with a point" if comma else "correct it, or list the column among the categories"
             raise ValueError(f"{_quoted(cell)} is not a number: {hint}")
         value = float(text)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.datasets import existing_folder
 from fedbilevel.tasks.data.image_tables import holds_images, opened_images
 from fedbilevel.tasks.data.preprocessing import Preprocessing, fitted
-from fedbilevel.tasks.data.table_files import SUFFIXES, Opened, Source, is_number, opened, read_table
+from fedbilevel.tasks.data.table_files import SUFFIXES, Opened, Source, kind_of_cell, opened, read_table
 from fedbilevel.tasks.data.table_sums import Deviations, Names, SiteTable, Totals
 
 Rows = Mapping[str, np.ndarray]
@@ -101,9 +102,9 @@ def tables(sources: Iterable[Source], columns: Columns) -> Tables:
     require(isinstance(columns, Columns), "columns", "Columns(label=..., ...)", columns)
     opened_tables = [opened_source(source, f"table {m}") for m, source in enumerate(one_per_client("tables", sources))]
     named = columns.named(opened_tables[0])
+    sites = [site_table(table, named, m) for m, table in enumerate(opened_tables)]
     for table in opened_tables if columns.features is None else ():
         named.require_same(table, opened_tables[0].name)
-    sites = [site_table(table, named, m) for m, table in enumerate(opened_tables)]
     return Tables.of(fitted(named, Here(sites)), dict(enumerate(sites)))
 
 
@@ -116,6 +117,8 @@ def sources_in(folder: str | Path) -> list[Path]:
     """The tables of a folder, or its folders of images, in the order of their names, one for each client."""
     place = existing_folder(folder)
     files = sorted(file for file in place.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files and holds_images(place):
+        raise InputError(f"{place} holds the images of one client: give the folder that has such a folder for each client")
     files = files or sorted(inside for inside in place.iterdir() if holds_images(inside))
     if not files:
         kinds = f"a {' or '.join(SUFFIXES)} file, or a folder of images,"
@@ -123,20 +126,20 @@ def sources_in(folder: str | Path) -> list[Path]:
     return files
 
 
-def text_columns(sources: Iterable[Source], others: Collection[str], features: str = "") -> list[str]:
-    """The columns, of those named or of all but some others, with a cell in any of the tables that is not a number."""
-    wanted = {name.strip() for name in features.split(",") if name.strip()}
-    found: dict[str, None] = {}
-    for source in sources:
-        table = opened_source(source)
+def text_columns(sources: Iterable[Source], columns: Columns) -> list[str]:
+    """The features in which more cells of all tables are words than numbers: a few words among numbers are mistakes."""
+    words: Counter[str] = Counter()  # less numbers
+    for m, source in enumerate(sources):
+        table = opened_source(source, f"table {m}")
         if table.files:
             return []
-        names = [(k, name) for k, name in enumerate(table.header) if name not in others and name and name in (wanted or {name})]
+        columns = columns.named(table)  # by the first
+        places = [(table.header.index(name), name) for name in columns.features or () if name in table.header]
         for _, cells in table.rows:
-            for k, name in names:
-                if k < len(cells) and name not in found and not is_number(cells[k]):
-                    found[name] = None
-    return list(found)
+            for k, name in places:
+                if k < len(cells):
+                    words[name] += {"word": 1, "number": -1}.get(kind_of_cell(cells[k]), 0)
+    return [name for name in columns.features or () if words[name] > 0]
 
 
 def opened_source(source: Source, called: str = "the table") -> Opened:
