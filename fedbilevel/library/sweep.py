@@ -14,6 +14,7 @@ from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
 from fedbilevel.library.parts import algorithm_part, known, task_part
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.sweep_result import SweepResult, concluded
 from fedbilevel.own_code import label
 from fedbilevel.runs.options import RunOptions
@@ -70,6 +71,7 @@ def sweep(
         InputError: something given cannot be used.
     """
     require(isinstance(seeds, int) and not isinstance(seeds, bool), "seeds", "a whole number of at least 1", seeds)
+    recorded = None if out is None else path_of("out", out)
     tried = _tried(grid)
     of_algorithm = algorithm_part(algorithm, untied(tried))
     of_task = task_part(task, dict(knobs or {}), data, untied(tried))
@@ -89,14 +91,14 @@ def sweep(
             of_task.name, of_task.settings, of_algorithm.name, of_algorithm.settings, tried, seeds, options, of_task.data
         )
         described, how = described.judged(by)
-        if out is None:
+        if recorded is None:
             place = Path(kept.enter_context(tempfile.TemporaryDirectory()))
             return _stoppable(SweepFolder.create(place, described, metric=how.metric), "give out=FOLDER to keep what is done")
         unnamed = of_task.unnamed or of_algorithm.unnamed
-        if unnamed and (Path(out) / "sweep.json").exists():
-            raise InputError(f"{out} holds a sweep, and no file describes what this one runs: choose another folder")
-        folder = SweepFolder.create(Path(out), described, metric=how.metric)
-        return _stoppable(folder, f"what is done is in {out}" if unnamed else continue_with(out))
+        if unnamed and (recorded / "sweep.json").exists():
+            raise InputError(f"{recorded} holds a sweep, and no file describes what this one runs: choose another folder")
+        folder = SweepFolder.create(recorded, described, metric=how.metric)
+        return _stoppable(folder, f"what is done is in {recorded}" if unnamed else continue_with(recorded))
 
 
 def continued(folder: SweepFolder, said: Mapping[str, bool]) -> SweepResult:

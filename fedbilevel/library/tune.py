@@ -15,6 +15,7 @@ from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import FolderTaken, InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
 from fedbilevel.library.parts import Part, algorithm_part, known, task_part
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.tune_result import TuneResult, concluded
 from fedbilevel.own_code import label
 from fedbilevel.registry import for_each
@@ -90,6 +91,7 @@ def tune(
     """
     several = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
     require(bool(several), "algorithms", "at least one algorithm", algorithms)
+    recorded = None if out is None else path_of("out", out)
     require(isinstance(boxes, Mapping | None), "boxes", "a dictionary of pairs (low, high) by name", boxes)
     of_task, parts = task_part(task, dict(knobs or {}), data), [algorithm_part(one) for one in several]
     options = RunOptions(
@@ -109,10 +111,10 @@ def tune(
             raise InputError("no file describes what this runs, so other processes cannot run it: declare it in a file")
         given = for_each(ALGORITHMS, [part.name for part in parts], boxes or {}, "boxes")
         wanted, _ = prepared(of_task, {part.name: part.settings for part in parts}, given, options, by=by, **budget)
-        if out is None:
+        if recorded is None:
             place, then = Path(kept.enter_context(tempfile.TemporaryDirectory())), "give out=FOLDER to keep what is done"
         else:
-            place, then = Path(out), f"what is done is in {out}" if unnamed else continue_with(out)
+            place, then = recorded, f"what is done is in {out}" if unnamed else continue_with(recorded)
         if unnamed and TuningFolder.find(place):
             raise InputError(f"{out} holds a tuning, and no file describes what this one runs: choose another folder")
         return _stoppable(place, create(place, wanted), then, processes, ray)
