@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file, by name."""
     import numpy as np
 
-    with _opened(path, "an .npz file of plain arrays") as file, np.load(file, allow_pickle=False) as content:
+    with _opened(path, "an .npz file of plain arrays") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
 
@@ -149,6 +149,8 @@ def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
     except InputError:
         raise
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
     except Exception as error:
         raise InputError(f"{path} is not {what} ({in_one_line(error)})") from None
 

@@ -76,6 +76,14 @@ def solve(**changes):
     return fb.solve(**values | changes)
 
 
+def sweep(**changes):
+    return fb.sweep(**dict(task="quadratic", algorithm="simfbo", grid={"gamma_x": [0.1]}, seeds=1, rounds=5) | changes)
+
+
+def tune(**changes):
+    return fb.tune(**dict(task="quadratic", algorithms="simfbo", rounds=5, candidates=1, rungs=1, passes=1, seeds=1) | changes)
+
+
 def rowwise(of):
     """The same loss, for rows of another kind."""
     return dict(f=lambda x, y, rows: loss(x, y, of(rows)), g=lambda x, y, rows: loss(x, y, of(rows)))
@@ -135,6 +143,8 @@ WORKS = {
     "sets: an infinite Box": lambda: fb.Box(-np.inf, np.array(1.0)),
     "sets: a whole radius": lambda: fb.Ball(2),
     "sets: Simplex": lambda: fb.Simplex(),
+    "sweep: seeds: np.int64": lambda: sweep(seeds=np.int64(1)),
+    "tune: np.int64": lambda: tune(candidates=np.int64(1), rungs=np.int8(1), seeds=np.int32(1)),
     "metrics": lambda: solve(metrics=lambda x, y: {"size": jnp.sum(y), "five": 5}),
     "metrics: none": lambda: solve(metrics=lambda x, y: {}),
     "algorithm: none given": lambda: solve(algorithm=None),
@@ -350,10 +360,24 @@ REFUSED = [
     refused("out: a number", lambda: solve(out=3), "out", "3"),
     refused("sweep: out", lambda: fb.sweep("quadratic", "simfbo", {"gamma_x": [1]}, rounds=5, out=" "), "out", "' '"),
     refused("tune: out", lambda: fb.tune("quadratic", "simfbo", rounds=64, out=b"t"), "out", "b't'"),
+    refused("write_report: nothing", lambda: fb.write_report(), "at least one folder"),
+    refused("load: no such file", lambda: fb.load("nowhere.npz"), "there is no file nowhere.npz"),
     refused("resume: None", lambda: fb.resume(None), "folder", "None"),
     refused("load: a number", lambda: fb.load(3), "path", "3"),
     refused("save: a number", lambda: fb.Solution(1, 2, []).save(3), "path", "3"),
     refused("write_report: None", lambda: fb.write_report(None), "folders", "None"),
+    # sweeps and tunings
+    refused("sweep: by", lambda: sweep(by=None), "by must be", "None"),
+    refused("sweep: knobs", lambda: sweep(knobs="clients=2"), "knobs", "'clients=2'"),
+    refused("sweep: no value", lambda: sweep(grid={"gamma_x": []}), "no value for gamma_x"),
+    refused("sweep: bytes", lambda: sweep(grid={"gamma_x": b"12"}), "gamma_x", "b'12'"),
+    refused("tune: algorithms", lambda: tune(algorithms=3), "algorithms", "3"),
+    refused("tune: by", lambda: tune(by=3), "by must be", "3"),
+    refused("tune: knobs", lambda: tune(knobs=3), "knobs", "3"),
+    refused("tune: a box that is a number", lambda: tune(boxes={"gamma_x": 1}), "boxes: gamma_x", "(low, high)", "1"),
+    refused("tune: a box that is text", lambda: tune(boxes={"gamma_x": "12"}), "boxes: gamma_x", "'12'"),
+    refused("tune: seconds", lambda: tune(seconds="1"), "seconds", "'1'"),
+    refused("tune: no rounds", lambda: tune(rounds=None), "give either a budget of rounds"),
     # hyperparameters, and algorithms of one's own
     refused("a step size: zero", lambda: fb.SimFBO(gamma_x=0), "gamma_x", "0"),
     refused("a step size: text", lambda: fb.SimFBO(gamma_x="0.1"), "gamma_x", "'0.1'"),

@@ -158,7 +158,9 @@ def test_which_cell_is_best_is_for_the_task_to_say(task, metric, best):
 def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,90,0.0001", "--seeds", "2", "--rounds", "100"]
-    monkeypatch.setattr("sys.argv", ["fedbilevel", *arguments, "--knob=clients=4", "--clients-per-round=4", "--out", "my sweep"])
+    monkeypatch.setattr(
+        "sys.argv", ["fedbilevel", *arguments, "--knob=clients=4", "--clients-per-round=4", "--out", "my sweep"]
+    )
     main.main()
     out = capsys.readouterr().out
     assert "0 of 6 runs" in out and "6 of 6 runs" in out and re.search(r"90.0 +2 of 2", out)

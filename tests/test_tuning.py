@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess

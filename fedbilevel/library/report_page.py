@@ -26,6 +26,8 @@ def write_report(*folders: str | Path, out: str | Path = "report.html") -> Path:
         InputError: a folder holds nothing to show, or the page's name does not end in .html.
     """
     target = path_of("out", out)
+    if not folders:
+        raise InputError("there is nothing to report on: give at least one folder")
     if target.suffix != ".html":
         raise InputError(f"the page's name must end in .html; given: {out}")
     write_atomically(target, page(contents(*found([path_of("folders", folder) for folder in folders]))).encode())

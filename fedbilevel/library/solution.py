@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 
 from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.errors import InputError
@@ -122,4 +123,4 @@ def only_run(folder: Path) -> RunFolder:
 
 
 def _size(tree: Tree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(tree))

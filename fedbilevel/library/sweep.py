@@ -13,7 +13,8 @@ from rich.console import Console
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
-from fedbilevel.library.parts import algorithm_part, known, task_part
+from fedbilevel.library.names import as_python
+from fedbilevel.library.parts import algorithm_part, given_knobs, known, task_part
 from fedbilevel.library.paths import path_of
 from fedbilevel.library.sweep_result import SweepResult, concluded
 from fedbilevel.own_code import label
@@ -70,11 +71,13 @@ def sweep(
     Raises:
         InputError: something given cannot be used.
     """
+    seeds = as_python(seeds)
     require(isinstance(seeds, int) and not isinstance(seeds, bool), "seeds", "a whole number of at least 1", seeds)
+    require(isinstance(by, str), "by", "the name of a metric", by)
     recorded = None if out is None else path_of("out", out)
     tried = _tried(grid)
     of_algorithm = algorithm_part(algorithm, untied(tried))
-    of_task = task_part(task, dict(knobs or {}), data, untied(tried))
+    of_task = task_part(task, given_knobs(knobs), data, untied(tried))
     options = RunOptions(
         rounds=rounds,
         steps=steps,
@@ -135,6 +138,6 @@ def _stoppable(folder: SweepFolder, then: str) -> SweepResult:
 def _tried(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     require(isinstance(grid, Mapping), "grid", "a dictionary of values to try by name", grid)
     for name, values in grid.items():
-        listed = isinstance(values, Iterable) and not isinstance(values, str)
+        listed = isinstance(values, Iterable) and not isinstance(values, str | bytes)
         require(isinstance(name, str) and listed, f"grid: {name}", "a list of values to try", values)
-    return {name: [getattr(value, "tolist", lambda value=value: value)() for value in grid[name]] for name in grid}
+    return {name: [as_python(value) for value in grid[name]] for name in grid}

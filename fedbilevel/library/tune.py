@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import FolderTaken, InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
-from fedbilevel.library.parts import Part, algorithm_part, known, task_part
+from fedbilevel.library.names import as_python
+from fedbilevel.library.parts import Part, algorithm_part, given_knobs, known, task_part
 from fedbilevel.library.paths import path_of
 from fedbilevel.library.tune_result import TuneResult, concluded
 from fedbilevel.own_code import label
@@ -89,21 +91,28 @@ def tune(
     Raises:
         InputError: something given cannot be used.
     """
-    several = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
+    several = [algorithms] if isinstance(algorithms, str | Algorithm) else algorithms
+    require(isinstance(several, Iterable), "algorithms", "an algorithm, or a list of them", algorithms)
+    several = list(several)
     require(bool(several), "algorithms", "at least one algorithm", algorithms)
+    require(isinstance(by, str), "by", "the name of a metric", by)
     recorded = None if out is None else path_of("out", out)
     require(isinstance(boxes, Mapping | None), "boxes", "a dictionary of pairs (low, high) by name", boxes)
-    of_task, parts = task_part(task, dict(knobs or {}), data), [algorithm_part(one) for one in several]
+    for name, ends in (boxes or {}).items():
+        pair = isinstance(ends, Sequence | np.ndarray) and not isinstance(ends, str | bytes) and len(ends) == 2
+        require(pair, f"boxes: {name}", "a pair (low, high)", ends)
+    of_task, parts = task_part(task, given_knobs(knobs), data), [algorithm_part(one) for one in several]
     options = RunOptions(
         rounds=rounds,
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
         weights=weights,
-        every=rounds if every is None else every,
+        every=(rounds or 1) if every is None else every,
         loss_bound=loss_bound,
     )
     budget: dict[str, Any] = dict(candidates=candidates, rungs=rungs, keep=keep, passes=passes, seconds=seconds, seeds=seeds)
+    budget = {name: as_python(value) for name, value in budget.items()}
     with contextlib.ExitStack() as kept:
         kept.enter_context(known([(of_task, "task"), *((part, "algorithm") for part in parts)]))
         unnamed = any(part.unnamed for part in (of_task, *parts))

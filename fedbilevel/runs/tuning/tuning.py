@@ -67,7 +67,8 @@ class Tuning:
         for name, ends in self.boxes.items():
             require_box(name, ends)
         if self.seconds is not None:
-            require(0 < self.seconds < math.inf, "seconds", "a number above 0", self.seconds)
+            fits = isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf
+            require(fits, "seconds", "a number above 0", self.seconds)
         if self.options.rounds is None:
             raise InputError("the budget of a tuning is in rounds: give rounds, not steps")
         if self.options.rounds < self.keep ** (self.rungs - 1):
