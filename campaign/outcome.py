@@ -18,7 +18,7 @@ def numbers(folder: Path) -> dict[str, Any]:
             found[name] = sorted(lines, key=str) if "sweep.json" in os.listdir(file.parent) else lines
         elif file.suffix == ".json":
             found[name] = _plain(json.loads(file.read_bytes()))
-        elif file.suffix in (".csv", ".toml", ".npy"):
+        elif file.suffix in (".csv", ".toml", ".npy", ".npz"):
             found[name] = file.read_bytes()
         elif file.suffix not in (".png", ".svg"):
             found[name] = "there"
@@ -27,5 +27,5 @@ def numbers(folder: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items() if k not in ("seconds", "identity")}
+        return {k: _plain(v) for k, v in value.items() if k not in ("seconds", "started", "identity")}
     return [_plain(v) for v in value] if isinstance(value, list) else value

@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays in an .npz file, by name."""
     import numpy as np
 
-    with _opened(path, "an .npz file of plain arrays") as file, np.load(file, allow_pickle=False) as content:
+    with _opened(path, "an .npz file of plain arrays") as file, np.lib.npyio.NpzFile(file, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 
 
@@ -95,7 +95,7 @@ def fitted(values: Any, kind: type[Kind]) -> Kind:
     """Plain values as a value of a type; an `InputError` names the place and what is expected there."""
     import msgspec
 
-    _refuse_unknown(values, kind, "")
+    _check_entries(values, kind, "")
     with _in_words():
         return msgspec.convert(values, kind)
 
@@ -149,20 +149,31 @@ def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
     except InputError:
         raise
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}") from None
     except Exception as error:
         raise InputError(f"{path} is not {what} ({in_one_line(error)})") from None
 
 
-def _refuse_unknown(values: Any, kind: Any, place: str) -> None:
+def _check_entries(values: Any, kind: Any, place: str) -> None:
+    """Raise `InputError` for an unknown name, and, by its name, for an entry of a mapping that does not fit."""
+    import msgspec
+
     if dataclasses.is_dataclass(kind) and isinstance(values, Mapping):
         kinds = typing.get_type_hints(kind)
         for name, value in values.items():
             if name not in kinds:
                 raise InputError(f"{place and f'{place}: '}unknown entry {name!r}{nearest(name, kinds)}")
-            _refuse_unknown(value, kinds[name], f"{place}.{name}".strip("."))
+            _check_entries(value, kinds[name], f"{place}.{name}".strip("."))
+    elif typing.get_origin(kind) is Mapping and isinstance(values, Mapping):
+        for name, value in values.items():
+            within, inner = f"{place}.{name}".strip("."), typing.get_args(kind)[1]
+            _check_entries(value, inner, within)
+            with naming(within), _in_words():  # msgspec does not name the entry
+                msgspec.convert(value, inner)
     elif typing.get_origin(kind) is Sequence and isinstance(values, list):
         for k, value in enumerate(values):
-            _refuse_unknown(value, typing.get_args(kind)[0], f"{place}[{k}]")
+            _check_entries(value, typing.get_args(kind)[0], f"{place}[{k}]")
     elif typing.get_origin(kind) is UnionType:
         for inner in typing.get_args(kind):
-            _refuse_unknown(values, inner, place)
+            _check_entries(values, inner, place)

@@ -1,13 +1,16 @@
 """The campaign (`make campaign`) itself: a few of its cases, and that it finds what is wrong."""
 
+import datetime
 import shutil
 
 import pytest
 
 from campaign import command_lines, damaged_files
-from campaign.commands import problem
+from campaign.commands import ended, problem
 from campaign.folders import made
+from campaign.outcome import numbers
 from fedbilevel.command import report
+from fedbilevel.runs import folder as run_folder
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +50,23 @@ def test_it_sees_what_a_refused_command_leaves_behind(files, monkeypatch):
 
     monkeypatch.setattr(report, "find_style", leave)
     assert "leaves left behind" in problem(["compare", "run"], files)
+
+
+def test_a_command_leaves_the_same_numbers_on_another_day(tmp_path, monkeypatch):
+    found = []
+    for day in (1, 2):
+
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, zone, day=day):
+                return datetime.datetime(2026, 1, day, tzinfo=zone)
+
+        monkeypatch.setattr(run_folder, "datetime", Clock)
+        (tmp_path / str(day)).mkdir()
+        assert (
+            ended(["run", "quadratic", "simfbo", "--knob", "clients=2", "--steps", "2", "--out", "out"], tmp_path / str(day))[0]
+            == 0
+        )
+        found.append(numbers(tmp_path / str(day)))
+    assert found[0] == found[1]
+    assert {"out/simfbo/config.json", "out/simfbo/metrics.jsonl", "out/simfbo/solution.npz"} <= found[0].keys()

@@ -256,7 +256,9 @@ def test_runs_and_sweeps_do_not_share_a_folder(run, tmp_path):
         ("[hyperparameters.simfob]\ngamma_x = 1.0", "there is no algorithm 'simfob'; did you mean simfbo"),
         ("[hyperparameters.simfbo]\ngama_x = 1.0", "simfbo has no setting 'gama_x'; did you mean gamma_x"),
         ("[hyperparameters.simfbo]\ngamma_x = true", "gamma_x must be a number above 0; given: True"),
-        ("[hyperparameters]\ngamma_x = 1.0", "hyperparameters[...]: Expected `object`, got `float`"),
+        ("[hyperparameters]\ngamma_x = 1.0", "hyperparameters.gamma_x: Expected `object`, got `float`"),
+        ("[knobs]\nnoise = 0.1\nclients = [3]", "knobs.clients: Expected `bool | int | float | str | null`, got `array`"),
+        ("hyperparameters.simfbo.gamma_x = 2026-01-01", "hyperparameters.simfbo.gamma_x: Expected"),
         ("[knobs]\nclient = 3", "quadratic has no setting 'client'; did you mean clients"),
         ("[knob]\nclients = 3", "unknown entry 'knob'; did you mean knobs"),
         ('task = "valley"', "it is for valley, not for quadratic"),
@@ -267,6 +269,15 @@ def test_what_is_wrong_in_a_settings_file_is_one_line_that_names_it(run, tmp_pat
     for arguments in (["run", "quadratic", "simfbo"], ["sweep", "quadratic", "simfbo", "--grid", "eta_x=1,2"]):
         code, _, err = run(*arguments, "--settings", "s.toml")
         assert code == 2 and err.startswith("fedbilevel: s.toml: ") and message in err and err.count("\n") == 1
+
+
+def test_settings_for_other_algorithms_alone_are_noted(run, tmp_path):
+    (tmp_path / "s.toml").write_text("[hyperparameters.fedbio]\neta = 0.1")
+    said = "note: s.toml has hyperparameters for fedbio, and none for simfbo\n"
+    code, out, _ = run("run", "quadratic", "simfbo", *SMALL, "--settings", "s.toml", "--out", "a")
+    assert code == 0 and said in out
+    code, out, _ = run("run", "quadratic", "fedbio", *SMALL, "--settings", "s.toml", "--out", "b")
+    assert code == 0 and "note: s.toml" not in out
 
 
 def test_an_end_of_file_is_not_called_a_stop(run, monkeypatch):

@@ -287,8 +287,12 @@ def test_divergence_stops_at_once_and_says_where_and_what_to_try(tmp_path):
 
 def test_a_loss_above_its_bound_is_divergence():
     experiment = simulation(TASK, fb.SimFBO(gamma_y=3.0), rounds=200, every=5, loss_bound=50.0)
-    with pytest.raises(Diverged, match=r"loss is .*, above the bound of 50"):
+    with pytest.raises(Diverged, match=r"^SimFBO diverged at round .*: .*loss is .*, above the bound of 50\. .*Try steps"):
         finished(experiment)
+    with pytest.raises(
+        Diverged, match=r"^upper_loss is .*, above the bound of 1e-09, before the first step: raise the loss bound"
+    ):
+        finished(simulation(TASK, fb.SimFBO(), rounds=200, loss_bound=1e-9))  # smaller steps would not help
 
 
 def test_a_checkpoint_that_is_damaged_foreign_or_of_another_run_is_refused(tmp_path):

@@ -9,17 +9,53 @@ import numpy as np
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.core.problem import Batch
 from fedbilevel.core.sets import Sets
 from fedbilevel.settings import step_size
 from fedbilevel.tasks.quadratic import Quadratic
 
 SCHEDULED = next(iter(fb.MeFBO().scheduled_at(0)))
 ROWS = [np.ones((3, 2)), np.zeros((2, 2))]
+POINT = jnp.array(1.0), jnp.zeros(2), Batch(ROWS[0], ROWS[0])
 Labelled = collections.namedtuple("Labelled", "images labels")
 
 
 def loss(x, y, rows):
     return jnp.mean(jnp.sum((y - rows) ** 2, 1)) + x**2
+
+
+def looped(x, y, rows):
+    return jax.lax.while_loop(lambda v: v < 0, lambda v: v + 1, loss(x, y, rows))
+
+
+def called_back(x, y, rows):
+    return jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), float), jnp.mean((y - rows) ** 2) + x**2)
+
+
+@jax.custom_vjp
+def once_only(v):
+    return v**2
+
+
+def no_second(residual, cotangent):
+    """A first derivative without one of its own."""
+
+    @jax.custom_jvp
+    def slope(v):
+        return 2 * v
+
+    @slope.defjvp
+    def fails(primals, tangents):
+        raise ArithmeticError("no derivative of this")
+
+    return (slope(residual) * cotangent,)
+
+
+once_only.defvjp(lambda v: (v**2, v), no_second)
+
+
+def once(x, y, rows):
+    return jnp.mean(jnp.sum(once_only(y - rows - x), 1))
 
 
 class Unhashable:
@@ -40,6 +76,14 @@ def solve(**changes):
     return fb.solve(**values | changes)
 
 
+def sweep(**changes):
+    return fb.sweep(**dict(task="quadratic", algorithm="simfbo", grid={"gamma_x": [0.1]}, seeds=1, rounds=5) | changes)
+
+
+def tune(**changes):
+    return fb.tune(**dict(task="quadratic", algorithms="simfbo", rounds=5, candidates=1, rungs=1, passes=1, seeds=1) | changes)
+
+
 def rowwise(of):
     """The same loss, for rows of another kind."""
     return dict(f=lambda x, y, rows: loss(x, y, of(rows)), g=lambda x, y, rows: loss(x, y, of(rows)))
@@ -58,6 +102,7 @@ WORKS = {
     "lower: a generator": lambda: solve(lower=(rows for rows in ROWS)),
     "lower: a tuple": lambda: solve(lower=tuple(ROWS)),
     "lower: the values of a dictionary": lambda: solve(lower=dict(enumerate(ROWS)).values()),
+    "lower: bytes in the other order": lambda: solve(lower=[rows.astype(">f8") for rows in ROWS]),
     "lower: arrays of JAX": lambda: solve(lower=[jnp.asarray(rows) for rows in ROWS]),
     "lower: whole numbers": lambda: solve(lower=[rows.astype(int) for rows in ROWS]),
     "lower: yes and no": lambda: solve(lower=[rows.astype(bool) for rows in ROWS], **rowwise(lambda rows: 1.0 * rows)),
@@ -92,11 +137,14 @@ WORKS = {
     "y0: a list of numbers": lambda: solve(
         y0=[0.0, 0.0], **dict.fromkeys("fg", lambda x, y, rows: loss(x, jnp.stack(y), rows))
     ),
+    "x0: bytes in the other order": lambda: solve(x0=np.ones((), ">f4")),
     "x0: a tree": lambda: solve(x0={"a": np.ones(2)}, **dict.fromkeys("fg", lambda x, y, rows: loss(x["a"].sum(), y, rows))),
     "sets: a Box of numpy numbers": lambda: solve(algorithm=fb.MeFBO(), x_set=fb.Box(np.float32(0), np.int64(2))),
     "sets: an infinite Box": lambda: fb.Box(-np.inf, np.array(1.0)),
     "sets: a whole radius": lambda: fb.Ball(2),
     "sets: Simplex": lambda: fb.Simplex(),
+    "sweep: seeds: np.int64": lambda: sweep(seeds=np.int64(1)),
+    "tune: np.int64": lambda: tune(candidates=np.int64(1), rungs=np.int8(1), seeds=np.int32(1)),
     "metrics": lambda: solve(metrics=lambda x, y: {"size": jnp.sum(y), "five": 5}),
     "metrics: none": lambda: solve(metrics=lambda x, y: {}),
     "algorithm: none given": lambda: solve(algorithm=None),
@@ -142,6 +190,8 @@ REFUSED = [
     refused("lower: a client that is text", lambda: solve(lower=["abc", "abc"]), "lower", "client 0"),
     refused("lower: objects", lambda: solve(lower=[np.array([None, 1], object)]), "lower", "client 0", "object"),
     refused("lower: dates", lambda: solve(lower=[np.array(["2020-01-01"], "M8[D]")]), "lower", "client 0", "datetime64"),
+    refused("lower: spans of time", lambda: solve(lower=[np.ones((3, 2), "m8[s]")]), "lower", "client 0", "timedelta64"),
+    refused("lower: longer than a double", lambda: solve(lower=[np.ones((3, 2), "g")]), "lower", "client 0", "float64"),
     refused("lower: text in a later client", lambda: solve(lower=[ROWS[0], np.array([["a", "b"]])]), "lower", "client 1"),
     refused("lower: numbers without rows", lambda: solve(lower=[1.0, 2.0]), "lower", "client 0"),
     refused("lower: arrays without axes", lambda: solve(lower=[np.array(1.0)]), "lower", "client 0"),
@@ -165,6 +215,7 @@ REFUSED = [
     refused("x0: whole numbers", lambda: solve(x0=np.arange(3)), "x0", "int64"),
     refused("x0: a whole number", lambda: solve(x0=1), "x0", "int"),
     refused("x0: complex", lambda: solve(x0=np.ones(2, complex)), "x0", "complex128"),
+    refused("x0: longer than a double", lambda: solve(x0=np.longdouble(1)), "x0", "float64"),
     refused("x0: keys that cannot be sorted", lambda: solve(x0={"a": 1.0, 1: 1.0}), "x0"),
     refused("y0: None", lambda: solve(y0=None), "y0", "no arrays"),
     refused("y0: text", lambda: solve(y0="start"), "y0", "'start'"),
@@ -184,6 +235,14 @@ REFUSED = [
     refused("f: text", lambda: solve(f=lambda x, y, rows: "loss"), "f(x, y, batch)"),
     refused("f: a whole number", lambda: solve(f=lambda x, y, rows: 3), "f(x, y, batch)", "int"),
     refused("f: a number for each row", lambda: solve(f=lambda x, y, rows: rows[:, 0]), "f(x, y, batch)", "mean"),
+    refused("f: no derivative", lambda: fb.Problem(looped, loss).fx(*POINT), "∇_x f cannot be computed", "Reverse-mode"),
+    refused(
+        "g: no second derivative",
+        lambda: fb.Problem(loss, once).gyy(*POINT, POINT[1]),
+        "∇²g cannot be",
+        "no derivative of this",
+    ),
+    refused("f: on single rows", lambda: solve(f=called_back), "on each row alone", "vmap"),
     refused("f: not hashable", lambda: solve(f=Unhashable()), "f must be hashable", "Unhashable"),
     # how long, how much, how random
     refused("algorithm: a wrong name", lambda: solve(algorithm="simfb"), "algorithm", "'simfb'"),
@@ -254,6 +313,7 @@ REFUSED = [
     refused("weights: zero", lambda: solve(weights=[1, 0]), "weights", "0"),
     refused("weights: not a number", lambda: solve(weights=[1, np.nan]), "weights", "nan"),
     refused("weights: infinite", lambda: solve(weights=[1, np.inf]), "weights", "inf"),
+    refused("weights: masked", lambda: solve(weights=np.ma.masked_equal([1.0, 2.0], 2)), "weights", "masked"),
     refused("weights: complex", lambda: solve(weights=[1, 2j]), "weights", "2j"),
     refused("weights: one vanishes beside the other", lambda: solve(weights=[1, 1e-320]), "weights", "1e-320"),
     # sets
@@ -281,6 +341,7 @@ REFUSED = [
     refused("metrics: converts to numbers", lambda: solve(metrics=lambda x, y: {"a": float(x)}), "metrics(x, y)"),
     refused("metrics: an array", lambda: solve(metrics=lambda x, y: {"both": y}), "'both'", "[2]"),
     refused("metrics: text", lambda: solve(metrics=lambda x, y: {"name": "y"}), "metrics(x, y)"),
+    refused("metrics: a key of JAX", lambda: solve(metrics=lambda x, y: {"odd": jax.random.key(0)}), "'odd'", "key"),
     refused("metrics: complex", lambda: solve(metrics=lambda x, y: {"odd": 1j * x}), "'odd'", "complex"),
     refused(
         "metrics: the upper loss", lambda: solve(metrics=lambda x, y: {"upper_loss": x}), "'upper_loss'", "the problem has"
@@ -294,6 +355,29 @@ REFUSED = [
     refused("metrics: scheduled", lambda: solve(metrics=lambda x, y: {SCHEDULED: x}, algorithm=fb.MeFBO()), SCHEDULED, "MeFBO"),
     refused("metrics: a name that is a number", lambda: solve(metrics=lambda x, y: {1: x}), "metric", "1"),
     refused("observe: not a function", lambda: solve(observe=[]), "observe must be a function", "[]"),
+    # folders and files
+    refused("out: empty", lambda: solve(out=""), "out", "''"),
+    refused("out: a number", lambda: solve(out=3), "out", "3"),
+    refused("sweep: out", lambda: fb.sweep("quadratic", "simfbo", {"gamma_x": [1]}, rounds=5, out=" "), "out", "' '"),
+    refused("tune: out", lambda: fb.tune("quadratic", "simfbo", rounds=64, out=b"t"), "out", "b't'"),
+    refused("write_report: nothing", lambda: fb.write_report(), "at least one folder"),
+    refused("load: no such file", lambda: fb.load("nowhere.npz"), "there is no file nowhere.npz"),
+    refused("resume: None", lambda: fb.resume(None), "folder", "None"),
+    refused("load: a number", lambda: fb.load(3), "path", "3"),
+    refused("save: a number", lambda: fb.Solution(1, 2, []).save(3), "path", "3"),
+    refused("write_report: None", lambda: fb.write_report(None), "folders", "None"),
+    # sweeps and tunings
+    refused("sweep: by", lambda: sweep(by=None), "by must be", "None"),
+    refused("sweep: knobs", lambda: sweep(knobs="clients=2"), "knobs", "'clients=2'"),
+    refused("sweep: no value", lambda: sweep(grid={"gamma_x": []}), "no value for gamma_x"),
+    refused("sweep: bytes", lambda: sweep(grid={"gamma_x": b"12"}), "gamma_x", "b'12'"),
+    refused("tune: algorithms", lambda: tune(algorithms=3), "algorithms", "3"),
+    refused("tune: by", lambda: tune(by=3), "by must be", "3"),
+    refused("tune: knobs", lambda: tune(knobs=3), "knobs", "3"),
+    refused("tune: a box that is a number", lambda: tune(boxes={"gamma_x": 1}), "boxes: gamma_x", "(low, high)", "1"),
+    refused("tune: a box that is text", lambda: tune(boxes={"gamma_x": "12"}), "boxes: gamma_x", "'12'"),
+    refused("tune: seconds", lambda: tune(seconds="1"), "seconds", "'1'"),
+    refused("tune: no rounds", lambda: tune(rounds=None), "give either a budget of rounds"),
     # hyperparameters, and algorithms of one's own
     refused("a step size: zero", lambda: fb.SimFBO(gamma_x=0), "gamma_x", "0"),
     refused("a step size: text", lambda: fb.SimFBO(gamma_x="0.1"), "gamma_x", "'0.1'"),

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from fedbilevel.core import devices, ground_truth
+from fedbilevel.core.client_lists import shares_of
 from fedbilevel.core.mean_check import check_means
 from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Batch, Point, Problem, from_trees, mean_loss
 from fedbilevel.errors import InputError
+from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.quadratic import Quadratic
 
 
@@ -219,6 +221,15 @@ def test_means_with_and_without_regularisers_pass(loss, dtype):
     check(loss, loss, rows, x=jnp.zeros(2, dtype), y=jnp.zeros(3, dtype))
 
 
+def test_a_metric_that_is_no_mean_is_refused_where_clients_have_unequal_numbers_of_rows():
+    mean, root = MEANS["of no row"], lambda x, y, rows: jnp.sqrt(jnp.mean((y - rows) ** 2))
+    for named, test in (("metrics", None), ("lower_metrics", None), ("tests", UNEQUAL)):
+        problem = Problem(mean, mean, **{named: (("rmse", root),)})
+        with pytest.raises(InputError, match=r"^rmse must be a mean over its rows"):
+            check_means(Population.build(problem, UNEQUAL, UNEQUAL, test=test), X, Y)
+        check_means(Population.build(problem, EQUAL, EQUAL, batch_size=2, test=test and EQUAL), X, Y)  # of all rows of each
+
+
 def test_clients_with_one_row_tell_a_sum_from_a_mean():
     with pytest.raises(InputError, match=r"^f must be a mean over its rows"):
         check(NOT_MEANS["a sum"], MEANS["of no row"], [ROWS[:1]], batch_size=4)
@@ -251,6 +262,15 @@ def test_single_precision_says_what_it_does_to_doubles_and_to_whole_numbers():
         with pytest.raises(InputError, match=f"^lower holds {2**32}, which JAX's uint32 cannot"):
             Shards.stack([np.array([2**32], np.uint64)], "lower")
         np.testing.assert_array_equal(Shards.stack([np.array([2**31 - 1, -(2**31)])]).rows, [2**31 - 1, -(2**31)])
+        with pytest.raises(InputError, match=r"^weights must be .* and none lost beside the others; given: \[1, 1e-39\]"):
+            shares_of([1, 1e-39], 2)
+
+
+@pytest.mark.parametrize("whole", [2**40, np.int64(2**40), np.array(-(2**40)), np.uint64(2**63)])
+def test_single_precision_keeps_whole_numbers_that_a_metric_returns(whole):
+    with jax.enable_x64(False):
+        task = Task.of(f, g, jnp.zeros(2), jnp.zeros(3), lower=[ROWS.astype(np.float32)], metrics=lambda x, y: {"whole": whole})
+        assert float(task.evaluate(*task.start)["whole"]) == whole
     np.testing.assert_array_equal(Shards.stack([np.array([2**40])]).rows, [2**40])
 
 

@@ -83,12 +83,12 @@ def test_a_folder_changes_no_number_and_is_one_that_the_commands_read(run, small
 def test_ctrl_c_keeps_what_is_done_and_resume_ends_with_the_same_bits(run, small, tmp_path, capsys):
     whole = fb.solve(small().build(), algorithm="simfbo", rounds=40)
     with pytest.raises(KeyboardInterrupt):
-        fb.solve(small().build(), algorithm="simfbo", rounds=40, out=tmp_path / "mine", observe=stopping_at(8))
-    assert capsys.readouterr().err.endswith(f"stopped; continue with: fedbilevel resume {tmp_path / 'mine'}\n")
-    assert len(fb.load(tmp_path / "mine").history) < len(whole.history)
-    code, _, err = run("resume", "mine")
+        fb.solve(small().build(), algorithm="simfbo", rounds=40, out=tmp_path / "my run", observe=stopping_at(8))
+    assert capsys.readouterr().err.endswith(f"stopped; continue with: fedbilevel resume '{tmp_path / 'my run'}'\n")
+    assert len(fb.load(tmp_path / "my run").history) < len(whole.history)
+    code, _, err = run("resume", "my run")
     assert (code, err) == (0, "")
-    found = fb.load(tmp_path / "mine")
+    found = fb.load(tmp_path / "my run")
     jax.tree.map(np.testing.assert_array_equal, (found.x, found.y), (whole.x, whole.y))
     assert without_time(found.history) == without_time(whole.history)
 

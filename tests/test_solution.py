@@ -91,6 +91,22 @@ def test_a_saved_solution_comes_back_as_it_was(solution, tmp_path):
         solution.save("found")
 
 
+@pytest.mark.parametrize(
+    ("tree", "loaded"),
+    [
+        ({True: 1.0, False: 2.0}, {"True": 1.0, "False": 2.0}),
+        ({1.5: 1.0}, {"1.5": 1.0}),
+        ({"a\0b": 1.0, "a\0c": 2.0}, {"a\0b": 1.0, "a\0c": 2.0}),
+        ({"\udcff": 1.0}, {"\\udcff": 1.0}),
+        ({"k" * 70_000: 1.0, "k" * 70_001: 2.0}, {"k" * 70_000: 1.0, "k" * 70_001: 2.0}),
+    ],
+    ids=["Booleans", "a number", "not printable", "no text", "long"],
+)
+def test_odd_keys_come_back_or_their_names_do(tree, loaded, tmp_path):
+    fb.Solution(tree, None, []).save(tmp_path / "odd.npz")
+    assert_same(fb.load(tmp_path / "odd.npz").x, loaded)
+
+
 def test_other_nodes_come_back_as_dictionaries_and_small_floats_as_such(tmp_path):
     half = jnp.arange(3, dtype=jnp.bfloat16)
     tree = {"a/b": jnp.ones(1), "a": {"b": jnp.zeros(1)}, "layer": Layer(half, {7: jnp.ones(2)})}

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -159,19 +160,22 @@ def test_which_cell_is_best_is_for_the_task_to_say(task, metric, best):
 def test_the_best_cell_is_found_written_and_read_by_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["sweep", "quadratic", "simfbo", "--grid", "gamma_x=0.02,90,0.0001", "--seeds", "2", "--rounds", "100"]
-    monkeypatch.setattr("sys.argv", ["fedbilevel", *arguments, "--knob", "clients=4", "--out", "s"])
+    monkeypatch.setattr(
+        "sys.argv", ["fedbilevel", *arguments, "--knob=clients=4", "--clients-per-round=4", "--out", "my sweep"]
+    )
     main.main()
     out = capsys.readouterr().out
     assert "0 of 6 runs" in out and "6 of 6 runs" in out and re.search(r"90.0 +2 of 2", out)
     (line,) = [line for line in out.splitlines() if line.startswith("best: ")]
-    assert (tmp_path / "s" / "sweep.png").exists() and (tmp_path / "s" / "sweep.svg").exists()
-    with (tmp_path / "s" / "cells.csv").open() as file:
+    assert (tmp_path / "my sweep" / "sweep.png").exists() and (tmp_path / "my sweep" / "sweep.svg").exists()
+    with (tmp_path / "my sweep" / "cells.csv").open() as file:
         cells = list(csv.DictReader(file))
     assert [float(cell["gamma_x"]) for cell in cells] == [0.02, 0.0001, 90] and cells[2]["diverged"] == "2"
-    monkeypatch.setattr("sys.argv", [*line.removeprefix("best: ").split(), "--rounds", "100", "--out", "r"])
+    monkeypatch.setattr("sys.argv", [*shlex.split(line.removeprefix("best: ")), "--rounds", "100", "--out", "r"])
     main.main()
     (run,) = RunFolder.find(tmp_path / "r")
     assert run.configuration.hyperparameters["gamma_x"] == 0.02 and run.configuration.knobs["clients"] == 4
+    assert run.configuration.options.clients_per_round == 4
     np.testing.assert_allclose(
         run.rows()[-1]["x_error"], float(cells[0]["x_error mean"]), rtol=1e-3
     )  # no noise: all seeds alike

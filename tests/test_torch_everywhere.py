@@ -1,4 +1,4 @@
-"""PyTorch modules in an own task: `solve`, `resume`, `sweep`, report, and a real federation with the simulated numbers."""
+"""PyTorch modules in an own task: `solve`, `resume` after Ctrl-C and kill -9, `sweep`, report, and a real federation."""
 
 import json
 import shutil
@@ -6,7 +6,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from real_federations import Running, assert_equal, command, free_port, rows
+from killing import kill_after_rows
+from real_federations import COMMAND, ENVIRONMENT, Running, assert_equal, command, free_port, rows
 from test_recorded import imported, stopping_at, without_time
 
 import fedbilevel as fb
@@ -44,6 +45,7 @@ def shrinking(layers: Literal["mlp", "cnn"] = "mlp", data: fb.ClientData = fb.Cl
     return fb.Task.of(f, g, jnp.full((), -3.0), network.parameters, lower=clients)
 """
 SITES = ["north", "south"]
+SMALL_STEPS = [o for name in ("eta_y", "gamma_y", "eta_u", "gamma_u") for o in ("--set", f"{name}=0.03")]
 STEPS = fb.SimFBO(eta_x=1, gamma_x=1, eta_y=0.03, gamma_y=0.03, eta_u=0.03, gamma_u=0.03)
 
 
@@ -75,6 +77,20 @@ def test_a_module_is_solved_resumed_swept_and_shown(layers, place):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layers", ["mlp", "cnn"])
+def test_a_killed_run_of_a_module_goes_on_to_the_same_bits(layers, place):
+    run = ["run", place / "modules.py", "simfbo", "--knob", f"layers={layers}", "--data", place / "rows", "--every", "20"]
+    run += ["--rounds", "3000", *SMALL_STEPS, "--out"]
+    kill_after_rows([*COMMAND, *run, place / "killed"], place / "killed/simfbo/metrics.jsonl", env=ENVIRONMENT)
+    assert not (place / "killed/simfbo/result.json").exists()
+    command("resume", place / "killed")
+    command(*run, place / "whole")
+    killed, whole = (fb.load(place / name) for name in ("killed", "whole"))
+    assert without_time(killed.history) == without_time(whole.history) and whole.history[-1]["rounds"] == 3000
+    jax.tree.map(np.testing.assert_array_equal, (killed.x, killed.y), (whole.x, whole.y))
+
+
+@pytest.mark.slow
 @pytest.mark.federation
 def test_modules_on_a_federation_have_the_simulated_numbers(place):
     federation, code = place / "f", place / "modules.py"
@@ -92,8 +108,7 @@ def test_modules_on_a_federation_have_the_simulated_numbers(place):
     try:
         running.await_sites()
         for layers in ("mlp", "cnn"):
-            steps = [o for name in ("eta_y", "gamma_y", "eta_u", "gamma_u") for o in ("--set", f"{name}=0.03")]
-            run = ["run", code, "simfbo", "--rounds", "20", "--knob", f"layers={layers}", *steps, "--out"]
+            run = ["run", code, "simfbo", "--rounds", "20", "--knob", f"layers={layers}", *SMALL_STEPS, "--out"]
             command(*run, place / f"{layers}-deployed", "--federation", federation)
             command(*run, place / f"{layers}-simulated", "--data", place / "rows")
             assert_equal(rows(place / f"{layers}-deployed"), rows(place / f"{layers}-simulated"))

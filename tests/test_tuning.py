@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -318,7 +319,7 @@ def test_several_algorithms_leave_one_file_of_settings_that_run_reads(run, tmp_p
     code, out, _ = run(*words, "--box", "simfbo.gamma_x=0.01:0.1")
     assert code == 0 and "note: ranked by upper_loss, since x_error is not a mean over rows" in out
     (line,) = [line for line in out.splitlines() if line.startswith("best: fedbilevel ")]
-    assert run(*line.removeprefix("best: fedbilevel ").split(), "--rounds", 5, "--out", "r")[0] == 0
+    assert run(*shlex.split(line.removeprefix("best: fedbilevel ")), "--rounds", 5, "--out", "r")[0] == 0
     best = fb.resume("t").best  # which repeats nothing
     for name in ("simfbo", "fedavg"):
         used = json.loads(Path(f"r/{name}/config.json").read_text())["configuration"]["hyperparameters"]

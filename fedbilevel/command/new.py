@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -74,4 +75,4 @@ def _write(table: Registry, name: str, defined: str, out: Path | None, arguments
         text = (templates / f"{template}.txt").read_text(encoding="utf-8")
         (folder / file).write_text(Template(text).substitute(values), encoding="utf-8")
     say(f"written: {', '.join(str(folder / file) for file in written)}")
-    say(f"try it: cd {folder} && fedbilevel run {values['in_file']} --rounds 200")
+    say(f"try it: cd {shlex.quote(str(folder))} && fedbilevel run {values['in_file']} --rounds 200")

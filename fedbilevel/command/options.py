@@ -6,7 +6,7 @@ import datetime
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -213,6 +213,12 @@ class Settings:
     def of(self, algorithm: str) -> Mapping[str, Scalar]:
         """The hyperparameters of an algorithm."""
         return self.hyperparameters.get(algorithm, {})
+
+    def say_if_unused(self, path: Path | None, algorithms: Iterable[str]) -> None:
+        """Print a note if the file has hyperparameters, and none of them for these algorithms."""
+        if self.hyperparameters and not any(map(self.of, algorithms)):
+            others, these = (" and ".join(map(label, names)) for names in (self.hyperparameters, algorithms))
+            say_note(f"{path} has hyperparameters for {others}, and none for {these}")
 
 
 SettingsFile = Annotated[

@@ -153,6 +153,7 @@ def run(
         algorithms = [built.default_algorithm]
     hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
+    file.say_if_unused(settings, algorithms)
     start(resolved, out or new_folder(task), force, look, elsewhere)
 
 
@@ -253,7 +254,7 @@ def _executed(folder: RunFolder, stop: StopRequest, observe: Callable[[Snapshot]
 
 def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -> None:
     from fedbilevel.runs import progress
-    from fedbilevel.runs.stopping import Interrupted, stop_request
+    from fedbilevel.runs.stopping import Interrupted, resume_command, stop_request
 
     diverged, configurations = [], [folder.configuration for folder in folders]  # all must be readable before any is run
     try:
@@ -269,7 +270,7 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
                     diverged.append(str(error))
                 stop.check()
     except Interrupted as interrupted:
-        fail(f"stopped; continue with: fedbilevel resume {directory}", 128 + interrupted.signum)
+        fail(f"stopped; continue with: {resume_command(directory)}", 128 + interrupted.signum)
     except OSError as error:
         _fail_resumably(directory, error)
     try:
@@ -281,8 +282,10 @@ def _execute(directory: Path, folders: list[RunFolder], style: Style = SCREEN) -
 
 
 def _fail_resumably(directory: Path, error: OSError) -> NoReturn:
+    from fedbilevel.runs.stopping import resume_command
+
     problem = f"{error.filename or directory}: {error.strerror or error}"
-    fail(f"{problem}; fix that, then continue with: fedbilevel resume {directory}", 1)
+    fail(f"{problem}; fix that, then continue with: {resume_command(directory)}", 1)
 
 
 def _conclude(directory: Path, folders: list[RunFolder], style: Style) -> None:

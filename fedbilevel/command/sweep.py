@@ -135,6 +135,7 @@ def sweep(
     )
     described, how = described.judged(by)
     folder = SweepFolder.create(out or new_folder("sweep", task, algorithm), described, force, how.metric)
+    file.say_if_unused(settings, [algorithm])
     say_note(how.why)
     _execute(folder, look)
 
@@ -152,14 +153,15 @@ def continue_sweep(directory: Path, style: Style, said: Mapping[str, bool]) -> N
 def _execute(folder: SweepFolder, style: Style) -> None:
     from fedbilevel.library.sweep import execute
     from fedbilevel.library.sweep_result import best_cells, concluded, pictures
-    from fedbilevel.runs.stopping import Interrupted, stop_request
+    from fedbilevel.report.command_line import best_command
+    from fedbilevel.runs.stopping import Interrupted, resume_command, stop_request
 
     say_note(folder.note_on_versions())
     try:
         with stop_request() as stop:
             execute(folder, console, stop)
     except Interrupted as interrupted:
-        fail(f"stopped; continue with: fedbilevel resume {folder.path}", 128 + interrupted.signum)
+        fail(f"stopped; continue with: {resume_command(folder.path)}", 128 + interrupted.signum)
     result = concluded(folder, style)
     lines = best_cells(result)
     console.print()
@@ -169,4 +171,4 @@ def _execute(folder: SweepFolder, style: Style) -> None:
     say(f"\nsweep: {folder.path}\npictures: {', '.join(map(str, pictures(folder.path)))}")
     if (folder.path / "best.toml").exists():
         swept = result.swept
-        say(f"best: fedbilevel run {swept.task} {swept.algorithm} --settings {folder.path / 'best.toml'}")
+        say(f"best: {best_command(swept, [swept.algorithm], folder.path / 'best.toml')}")

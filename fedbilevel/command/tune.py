@@ -146,6 +146,7 @@ def tune(
     )
     place = out or new_folder("tune", task, *names)
     folders = create(place, tunings, force)
+    file.say_if_unused(settings, names)
     say_note(why)
     _execute(place, folders, look, processes, ray)
 
@@ -164,7 +165,8 @@ def continue_tuning(directory: Path, style: Style, said: Mapping[str, bool]) -> 
 def _execute(directory: Path, folders: list[TuningFolder], style: Style, processes: int = 1, ray: str = "") -> None:
     from fedbilevel.library.tune import execute
     from fedbilevel.library.tune_result import concluded, finalists, pictures
-    from fedbilevel.runs.stopping import Interrupted, stop_request
+    from fedbilevel.report.command_line import best_command
+    from fedbilevel.runs.stopping import Interrupted, resume_command, stop_request
     from fedbilevel.runs.tuning.folder import BEST
     from fedbilevel.runs.tuning.workers import workers
 
@@ -174,7 +176,7 @@ def _execute(directory: Path, folders: list[TuningFolder], style: Style, process
         with stop_request() as stop, workers(processes, ray) as spread:
             execute(folders, spread, console, stop)
     except Interrupted as interrupted:
-        fail(f"stopped; continue with: fedbilevel resume {directory}", 128 + interrupted.signum)
+        fail(f"stopped; continue with: {resume_command(directory)}", 128 + interrupted.signum)
     result = concluded(directory, folders, style)
     for folder, found in zip(folders, result.tuned, strict=True):
         say(f"\n{found.summary()}")
@@ -183,5 +185,4 @@ def _execute(directory: Path, folders: list[TuningFolder], style: Style, process
             say_note(f"{', '.join(edges)}: the best value is at an end of what was searched: give more --passes, or a --box")
         say(f"tuning: {folder.path}\npictures: {', '.join(map(str, pictures(folder.path)))}")
     if names := [found.tuning.algorithm for found in result.tuned if found.best()]:
-        task = folders[0].described.task
-        say(f"\nbest: fedbilevel run {task} {' '.join(names)} --settings {directory / BEST}")
+        say(f"\nbest: {best_command(folders[0].described, names, directory / BEST)}")

@@ -35,7 +35,7 @@ def check_rows(whose: str, arrays: list[Any], like: list[Any]) -> None:
     if shapes[0][0] == 0:
         raise InputError(f"{whose} has no rows: leave the client out or give it data")
     for array in arrays:
-        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool) or array.dtype.kind == "m":
             raise InputError(f"{whose} has rows of {array.dtype}: give arrays of numbers")
 
 
@@ -74,11 +74,13 @@ def shares_of(weights: Iterable[float], clients: int) -> Array:
         weights = list(weights)
     try:
         given = np.asarray(weights)
-        fits = given.shape == (clients,) and given.dtype.kind in "iuf" and bool(np.all(given > 0))
+        numbers = given.shape == (clients,) and given.dtype.kind in "iuf" and not np.ma.is_masked(weights)
+        fits = numbers and bool(np.all(given > 0))
     except ValueError:  # of parts that do not make an array
         fits = False
     require(fits, "weights", wanted, weights)
     with np.errstate(over="ignore", invalid="ignore"):
         shares = given.astype(float) / given.astype(float).sum()
-    require(bool(shares.min() >= jnp.finfo(float).tiny), "weights", f"{wanted}, and none lost beside the others", weights)
+    least = jnp.finfo(jax.dtypes.canonicalize_dtype(float)).tiny
+    require(bool(shares.min() >= least), "weights", f"{wanted}, and none lost beside the others", weights)
     return jnp.asarray(shares)

@@ -1,7 +1,7 @@
-"""Whether the losses are means over their rows, as they must be where the number of rows varies.
+"""Whether the losses and metrics are means over their rows, as they must be where the number of rows varies.
 
 On minibatches, and for clients with unequally many rows, a sum, a median or a loss that compares rows with each other
-would make another problem than the one that was written down.
+would make another problem than the one that was written down, and a metric such as a root mean square another number.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ DISTANCES = 0.1, 1.0  # the further from the start, the less a regulariser hides
 
 
 def check_means(population: Population, x: Array, y: Array, pooled: bool = False) -> None:
-    """Raise `InputError` if f or g is asked for unequal numbers of rows and is not a mean over them at (x, y), or near it.
+    """Raise `InputError` if f, g or a metric is asked for unequal numbers of rows and is no mean over them at (x, y), or near.
 
     A few rows of one client are enough to tell, but not at (x, y) alone, where a loss may be zero however it is made.
+    `pooled` says that rows of several clients are taken together, or may be elsewhere.
     """
-    problem, (upper, lower) = population.problem, population.some_rows()
+    problem, upper, lower, test = population.problem, population.upper, population.lower, population.test
     points = [(near(x, problem.sets.x, distance), near(y, problem.sets.y, distance)) for distance in DISTANCES]
-    for name, loss, shards, rows in (("f", problem.f, population.upper, upper), ("g", problem.g, population.lower, lower)):
-        varies = pooled or population.batch_size is not None or not shards.equal
-        for point in ((x, y), *points) if varies else ():
-            values = _together_and_alone(loss, *point, rows)
+    drawn = pooled or population.batch_size is not None
+    losses = [("f", problem.f, upper, drawn), ("g", problem.g, lower, drawn)]
+    for metrics, shards in ((problem.metrics, upper), (problem.lower_metrics, lower), (problem.tests, test)):
+        if shards is not None:
+            losses += [(name, metric, shards, pooled) for name, metric in metrics]
+    for name, loss, shards, varies in losses:
+        for point in ((x, y), *points) if varies or not shards.equal else ():
+            values = _together_and_alone(loss, *point, shards.some())
             tolerance = float(jnp.finfo(values[0].dtype).eps) ** (1 / 3)  # wide enough for numbers that cancel
             together, mean, size = map(float, values)
             if math.isfinite(together) and not abs(together - mean) <= tolerance * max(size, abs(together)):

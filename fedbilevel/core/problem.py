@@ -72,7 +72,8 @@ def mean_loss(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
 
 def alone(loss: Loss, x: Array, y: Array, rows: Tree) -> Array:
     """The loss on each row alone."""
-    return jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows)
+    with computing("a loss or a metric on each row alone"):
+        return jax.vmap(lambda row: loss(x, y, jax.tree.map(lambda a: a[None], row)))(rows)
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,25 @@ class Problem:
 
     def fx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x f"""
-        return jax.grad(lambda x: mean_loss(self.f, x, y, batch.upper))(x)
+        with computing("∇_x f"):
+            return jax.grad(lambda x: mean_loss(self.f, x, y, batch.upper))(x)
 
     def fy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y f"""
-        return jax.grad(lambda y: mean_loss(self.f, x, y, batch.upper))(y)
+        with computing("∇_y f"):
+            return jax.grad(lambda y: mean_loss(self.f, x, y, batch.upper))(y)
 
     def gx(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_x g"""
-        return jax.grad(lambda x: mean_loss(self.g, x, y, batch.lower))(x)
+        with computing("∇_x g"):
+            return jax.grad(lambda x: mean_loss(self.g, x, y, batch.lower))(x)
 
     def gy(self, x: Array, y: Array, batch: Batch) -> Array:
         """∇_y g"""
+        with computing("∇_y g"):
+            return self._gy(x, y, batch)
+
+    def _gy(self, x: Array, y: Array, batch: Batch) -> Array:
         return jax.grad(lambda y: mean_loss(self.g, x, y, batch.lower))(y)
 
     def gyy(self, x: Array, y: Array, batch: Batch, v: Array) -> Array:
@@ -155,7 +163,8 @@ class Problem:
     def _second_order(self, x: Array, y: Array, batch: Batch, v: Array) -> tuple[Array, Array]:
         # One linearisation gives both products: on equal arguments XLA merges the two calls into one,
         # and drops the half that nobody asks for.
-        return jax.vjp(lambda x, y: self.gy(x, y, batch), x, y)[1](v)
+        with computing("∇²g"):
+            return jax.vjp(lambda x, y: self._gy(x, y, batch), x, y)[1](v)
 
     def direction(self, z: Point, batches: FiveBatches) -> Point:
         """The descent directions of the three intertwined problems in x, y and u at z.
@@ -272,9 +281,17 @@ def flattened(what: str, tree: Tree) -> tuple[list[Any], Any]:
     """The arrays of a tree, and its structure; `InputError` if it is no tree."""
     try:
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [leaf if isinstance(leaf, (float, Array)) else np.asarray(leaf) for leaf in leaves]
+        arrays = [leaf if isinstance(leaf, (float, Array)) else _native(np.asarray(leaf)) for leaf in leaves]
     except (TypeError, ValueError) as error:  # such as of keys that cannot be sorted
         raise InputError(f"{what} is not a tree of arrays: {in_one_line(error)}") from None
     if any(np.ma.is_masked(leaf) for leaf in leaves):
         raise InputError(f"{what} has masked entries, whose numbers would count: leave them out")
+    for array in arrays:
+        if isinstance(array, np.ndarray) and array.dtype.kind in "fc" and np.finfo(array.dtype).eps < np.finfo(float).eps:
+            raise InputError(f"{what} holds {array.dtype} numbers, which JAX does not have: give float64 or shorter")
     return arrays, structure
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array with its bytes in this machine's order, the only one that JAX has."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

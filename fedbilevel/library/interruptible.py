@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from fedbilevel.runs.stopping import Interrupted, StopRequest, stop_request
+from fedbilevel.runs.stopping import Interrupted, StopRequest, resume_command, stop_request
 
 
 @contextlib.contextmanager
@@ -26,4 +26,4 @@ def interruptible(then: str) -> Iterator[tuple[Console, StopRequest]]:
 
 def continue_with(folder: object) -> str:
     """What to do then about work that a folder describes."""
-    return f"continue with: fedbilevel resume {folder}"
+    return f"continue with: {resume_command(folder)}"

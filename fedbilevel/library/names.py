@@ -21,4 +21,9 @@ def name_of(table: Registry, settings: Any) -> str:
 
 def plain(settings: Any) -> dict[str, Any]:
     """The settings as numbers, texts and Booleans, by name."""
-    return {name: getattr(value, "tolist", lambda value=value: value)() for name, value in dataclasses.asdict(settings).items()}
+    return {name: as_python(value) for name, value in dataclasses.asdict(settings).items()}
+
+
+def as_python(value: Any) -> Any:
+    """A number or an array of NumPy or JAX as Python's numbers, and anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,12 @@ from fedbilevel.settings import unwrapped
 from fedbilevel.tasks import TASKS, declare
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.data.datasets import data_folder
+
+
+def given_knobs(knobs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Knobs of a task by name; `InputError` if they are given in another way."""
+    require(isinstance(knobs, Mapping | None), "knobs", "a dictionary of values by name", knobs)
+    return dict(knobs or {})
 
 
 class Part(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedbilevel.errors import InputError
+from fedbilevel.library.paths import path_of
 from fedbilevel.report.page import page
 from fedbilevel.report.page_data import contents
 from fedbilevel.runs.files import write_atomically
@@ -24,10 +25,12 @@ def write_report(*folders: str | Path, out: str | Path = "report.html") -> Path:
     Raises:
         InputError: a folder holds nothing to show, or the page's name does not end in .html.
     """
-    target = Path(out)
+    target = path_of("out", out)
+    if not folders:
+        raise InputError("there is nothing to report on: give at least one folder")
     if target.suffix != ".html":
         raise InputError(f"the page's name must end in .html; given: {out}")
-    write_atomically(target, page(contents(*found([Path(folder) for folder in folders]))).encode())
+    write_atomically(target, page(contents(*found([path_of("folders", folder) for folder in folders]))).encode())
     return target
 
 

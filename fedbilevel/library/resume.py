@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedbilevel.errors import Diverged, InputError, warn
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.recorded import execute
 from fedbilevel.library.solution import Solution, load, only_run
 from fedbilevel.library.sweep import continued
@@ -12,6 +13,7 @@ from fedbilevel.library.sweep_result import SweepResult
 from fedbilevel.library.tune import continued as continued_tuning
 from fedbilevel.library.tune_result import TuneResult
 from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.stopping import resume_command
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.tuning.folder import TuningFolder
 from fedbilevel.runs.versions import changes_since, note_on_changes
@@ -35,7 +37,7 @@ def resume(folder: str | Path, *, changed_code: bool = False, trust_code: bool =
         InputError: there is nothing to continue, or it may not be continued.
         Diverged: the run diverged, now or before.
     """
-    place, said = Path(folder), {"changed": changed_code, "trusted": trust_code}
+    place, said = path_of("folder", folder), {"changed": changed_code, "trusted": trust_code}
     if (place / "sweep.json").exists():
         return continued(SweepFolder(place), said)
     if TuningFolder.find(place):
@@ -43,7 +45,7 @@ def resume(folder: str | Path, *, changed_code: bool = False, trust_code: bool =
     RunFolder.complete(place)
     run = only_run(place)
     if run.configuration.federation:
-        raise InputError(f"{run.path} is a run on a federation: continue it with 'fedbilevel resume {run.path}'")
+        raise InputError(f"{run.path} is a run on a federation: continue it with '{resume_command(run.path)}'")
     if run.result is None or any(said.values()):
         with naming(run.path):
             run.confirm_code(**said)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 
 from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.errors import InputError
+from fedbilevel.library.paths import path_of
 from fedbilevel.report.history_picture import data_url, figure
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.folder import RunFolder
@@ -79,9 +81,10 @@ class Solution(Found):
         Raises:
             InputError: the file's name does not end in .npz.
         """
-        if Path(path).suffix != ".npz":
+        file = path_of("path", path)
+        if file.suffix != ".npz":
             raise InputError(f"the file's name must end in .npz; given: {path}")
-        write_atomically(Path(path), encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing))
+        write_atomically(file, encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing))
 
 
 def data_frame(rows: list[Any]) -> Any:
@@ -102,7 +105,7 @@ def load(path: str | Path) -> Solution:
     Raises:
         InputError: there is no such file or run, or it has nothing to load yet.
     """
-    place = Path(path)
+    place = path_of("path", path)
     if not place.is_dir():
         trees, history, preprocessing = read_trees(place)
         return Solution(trees.get("x"), trees.get("y"), history, preprocessing)
@@ -120,4 +123,4 @@ def only_run(folder: Path) -> RunFolder:
 
 
 def _size(tree: Tree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+    return sum(np.size(leaf) for leaf in jax.tree.leaves(tree))

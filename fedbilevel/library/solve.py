@@ -17,6 +17,7 @@ from fedbilevel.core.privacy import RowPrivacy
 from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require, warn
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.recorded import recorded
 from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import is_unnamed, label
@@ -90,7 +91,7 @@ def solve(
         products: the arithmetic of matrix products: `default` as JAX does it on the device, `float32`, or `bfloat16`.
         loss_bound: a loss above it counts as divergence.
         aggregation: how the server aggregates the clients' answers: a name in `fedbilevel list`, with settings as in
-            `"trimmed-mean(trim=2)"`, or an instance.
+            `"trimmed-mean(byzantine=2)"`, or an instance.
         attack: clients that lie, such as `"sign-flip:2"`.
         privacy: `RowPrivacy(epsilon=8, delta=1e-5)` adds the noise that keeps every row of the clients private, calibrated to
             the run. In a simulation it follows from the seed, so that x is private only to those who do not know that.
@@ -114,6 +115,7 @@ def solve(
     if clients_per_round is not None and participation is not None:
         raise InputError("give either clients_per_round or participation, not both")
     require(observe is None or callable(observe), "observe", "a function", observe)
+    place = None if out is None else path_of("out", out)
     require(isinstance(privacy, RowPrivacy | None), "privacy", "such as RowPrivacy(epsilon=8)", privacy)
     rule: dict[str, Any] = {"aggregation": aggregation}
     if isinstance(aggregation, str):
@@ -146,9 +148,9 @@ def solve(
         arrivals=arrivals,
         **rule,
     )
-    if out is not None:
+    if place is not None:
         named = participation is None and not is_unnamed(experiment.options.aggregate)
-        return recorded(experiment, Path(out), named, observe)
+        return recorded(experiment, place, named, observe)
     for line in advice_on_data(experiment):
         warn(line)
     history: list[dict[str, float | None]] = []

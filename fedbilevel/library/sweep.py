@@ -13,7 +13,9 @@ from rich.console import Console
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
-from fedbilevel.library.parts import algorithm_part, known, task_part
+from fedbilevel.library.names import as_python
+from fedbilevel.library.parts import algorithm_part, given_knobs, known, task_part
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.sweep_result import SweepResult, concluded
 from fedbilevel.own_code import label
 from fedbilevel.runs.options import RunOptions
@@ -21,7 +23,6 @@ from fedbilevel.runs.progress import Pace, counted
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
-from fedbilevel.settings import unwrapped
 from fedbilevel.tasks.base import Task
 from fedbilevel.user_files import naming
 
@@ -70,11 +71,13 @@ def sweep(
     Raises:
         InputError: something given cannot be used.
     """
-    seeds = unwrapped(seeds)
+    seeds = as_python(seeds)
     require(isinstance(seeds, int) and not isinstance(seeds, bool), "seeds", "a whole number of at least 1", seeds)
+    require(isinstance(by, str), "by", "the name of a metric", by)
+    recorded = None if out is None else path_of("out", out)
     tried = _tried(grid)
     of_algorithm = algorithm_part(algorithm, untied(tried))
-    of_task = task_part(task, dict(knobs or {}), data, untied(tried))
+    of_task = task_part(task, given_knobs(knobs), data, untied(tried))
     options = RunOptions(
         rounds=rounds,
         steps=steps,
@@ -91,14 +94,14 @@ def sweep(
             of_task.name, of_task.settings, of_algorithm.name, of_algorithm.settings, tried, seeds, options, of_task.data
         )
         described, how = described.judged(by)
-        if out is None:
+        if recorded is None:
             place = Path(kept.enter_context(tempfile.TemporaryDirectory()))
             return _stoppable(SweepFolder.create(place, described, metric=how.metric), "give out=FOLDER to keep what is done")
         unnamed = of_task.unnamed or of_algorithm.unnamed
-        if unnamed and (Path(out) / "sweep.json").exists():
-            raise InputError(f"{out} holds a sweep, and no file describes what this one runs: choose another folder")
-        folder = SweepFolder.create(Path(out), described, metric=how.metric)
-        return _stoppable(folder, f"what is done is in {out}" if unnamed else continue_with(out))
+        if unnamed and (recorded / "sweep.json").exists():
+            raise InputError(f"{recorded} holds a sweep, and no file describes what this one runs: choose another folder")
+        folder = SweepFolder.create(recorded, described, metric=how.metric)
+        return _stoppable(folder, f"what is done is in {recorded}" if unnamed else continue_with(recorded))
 
 
 def continued(folder: SweepFolder, said: Mapping[str, bool]) -> SweepResult:
@@ -135,6 +138,6 @@ def _stoppable(folder: SweepFolder, then: str) -> SweepResult:
 def _tried(grid: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     require(isinstance(grid, Mapping), "grid", "a dictionary of values to try by name", grid)
     for name, values in grid.items():
-        listed = isinstance(values, Iterable) and not isinstance(values, str)
+        listed = isinstance(values, Iterable) and not isinstance(values, str | bytes)
         require(isinstance(name, str) and listed, f"grid: {name}", "a list of values to try", values)
-    return {name: [getattr(value, "tolist", lambda value=value: value)() for value in grid[name]] for name in grid}
+    return {name: [as_python(value) for value in grid[name]] for name in grid}

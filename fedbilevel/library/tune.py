@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.errors import FolderTaken, InputError, require, warn
 from fedbilevel.library.interruptible import continue_with, interruptible
-from fedbilevel.library.parts import Part, algorithm_part, known, task_part
+from fedbilevel.library.parts import Part, algorithm_part, given_knobs, known, task_part
+from fedbilevel.library.paths import path_of
 from fedbilevel.library.tune_result import TuneResult, concluded
 from fedbilevel.own_code import label
 from fedbilevel.registry import for_each
@@ -92,15 +94,20 @@ def tune(
     require(alone or isinstance(algorithms, Iterable), "algorithms", "a name, an algorithm, or a list of these", algorithms)
     several: list[str | Algorithm] = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
     require(bool(several), "algorithms", "at least one algorithm", algorithms)
+    require(isinstance(by, str), "by", "the name of a metric", by)
+    recorded = None if out is None else path_of("out", out)
     require(isinstance(boxes, Mapping | None), "boxes", "a dictionary of pairs (low, high) by name", boxes)
-    of_task, parts = task_part(task, dict(knobs or {}), data), [algorithm_part(one) for one in several]
+    for name, ends in (boxes or {}).items():
+        pair = isinstance(ends, Sequence | np.ndarray) and not isinstance(ends, str | bytes) and len(ends) == 2
+        require(pair, f"boxes: {name}", "a pair (low, high)", ends)
+    of_task, parts = task_part(task, given_knobs(knobs), data), [algorithm_part(one) for one in several]
     options = RunOptions(
         rounds=rounds,
         clients_per_round=clients_per_round,
         bernoulli=bernoulli,
         dropout=dropout,
         weights=weights,
-        every=rounds if every is None else every,
+        every=(rounds or 1) if every is None else every,
         loss_bound=loss_bound,
     )
     budget: dict[str, Any] = dict(candidates=candidates, rungs=rungs, keep=keep, passes=passes, seconds=seconds, seeds=seeds)
@@ -111,10 +118,10 @@ def tune(
             raise InputError("no file describes what this runs, so other processes cannot run it: declare it in a file")
         given = for_each(ALGORITHMS, [part.name for part in parts], boxes or {}, "boxes")
         wanted, _ = prepared(of_task, {part.name: part.settings for part in parts}, given, options, by=by, **budget)
-        if out is None:
+        if recorded is None:
             place, then = Path(kept.enter_context(tempfile.TemporaryDirectory())), "give out=FOLDER to keep what is done"
         else:
-            place, then = Path(out), f"what is done is in {out}" if unnamed else continue_with(out)
+            place, then = recorded, f"what is done is in {out}" if unnamed else continue_with(recorded)
         if unnamed and TuningFolder.find(place):
             raise InputError(f"{out} holds a tuning, and no file describes what this one runs: choose another folder")
         return _stoppable(place, create(place, wanted), then, processes, ray)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedbilevel.algorithms import ALGORITHMS
@@ -15,6 +16,7 @@ from fedbilevel.registry import find
 from fedbilevel.runs.configuration import ROUND_TIMEOUT, Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.sweep import Sweep
+from fedbilevel.runs.tuning.tuning import Tuning
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import suited_to
 
@@ -54,6 +56,17 @@ def sweep_command(sweep: Sweep, metric: str) -> str:
             *(("--data", sweep.data) if sweep.data else ()),
         ]
     )
+
+
+def best_command(searched: Sweep | Tuning, algorithms: Sequence[str], settings: Path) -> str:
+    """The command that runs algorithms with settings that a search has found, under the same conditions but for its length."""
+    chosen = ("rounds", "steps", "every", "seed", "validation")
+    words = [
+        *("fedbilevel", "run", searched.task, *algorithms, "--settings", str(settings)),
+        *_options(searched.options, _usual(searched.task), chosen),
+        *(("--data", searched.data) if searched.data else ()),
+    ]
+    return shlex.join(words)
 
 
 def _beside(configuration: Configuration) -> str:

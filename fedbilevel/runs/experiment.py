@@ -196,7 +196,10 @@ class Experiment:
         for name in LOSSES:
             loss = float(values[name])
             if not loss <= bound:
-                raise self._diverged(moment, f"{name} is {loss:.3g}, above the bound of {bound:.3g}")
+                what = f"{name} is {loss:.3g}, above the bound of {bound:.3g}"
+                if moment.step == 0:
+                    raise Diverged(f"{what}, before the first step: raise the loss bound, scale the data or start elsewhere")
+                raise self._diverged(moment, what)
         return moment._replace(metrics=metrics)
 
     def _diverged(self, moment: Snapshot, what: str) -> Diverged:

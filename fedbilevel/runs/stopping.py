@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,11 @@ class Interrupted(Exception):
 
     def __init__(self, signum: int):
         self.signum = signum
+
+
+def resume_command(folder: object) -> str:
+    """The command that continues what a folder holds, as a shell reads it."""
+    return shlex.join(["fedbilevel", "resume", str(folder)])
 
 
 class StopRequest:

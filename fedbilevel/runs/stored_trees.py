@@ -23,6 +23,7 @@ from fedbilevel.runs.rows import Row
 from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import decoded, naming, read_arrays
 
+LONGEST = 200  # characters of a key in the name of an array
 STRUCTURE, HISTORY, PREPROCESSING = "structure.json", "history.json", "preprocessing.json"
 
 
@@ -87,10 +88,21 @@ def _described(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Node:
     children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)[0]
     keys = [getattr(path[0], "key", None) for path, _ in children]
     names = [jax.tree_util.keystr(path, simple=True) for path, _ in children]
-    parts = [_described(child, f"{name}/{of}", arrays) for of, (_, child) in zip(names, children, strict=True)]
+    parts = [_described(child, f"{name}/{_storable(of)}", arrays) for of, (_, child) in zip(names, children, strict=True)]
     if type(tree) in (list, tuple):
         return Node("list" if type(tree) is list else "tuple", parts=parts)
-    return Node("dict", keys=[k if isinstance(k, str | int) else n for k, n in zip(keys, names, strict=True)], parts=parts)
+    return Node("dict", keys=[_key(k, n) for k, n in zip(keys, names, strict=True)], parts=parts)
+
+
+def _key(key: Any, name: str) -> str | int:
+    """A dictionary's key, or its name where it is neither a number nor a text that JSON can hold."""
+    is_number = isinstance(key, int) and not isinstance(key, bool)
+    return key if is_number else (key if isinstance(key, str) else name).encode(errors="backslashreplace").decode()
+
+
+def _storable(name: str) -> str:
+    """The part of an array's name that stands for a key: printable, and short enough for a file's name in an archive."""
+    return "".join(c if c.isprintable() else "_" for c in name)[:LONGEST]
 
 
 def _rebuilt(node: Node, arrays: Mapping[str, np.ndarray]) -> Any:

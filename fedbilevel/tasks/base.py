@@ -314,10 +314,17 @@ def _own_metrics(metrics: Metrics, x: Array, y: Any, taken: Container[str]) -> d
         given = metrics(x, y)
     require(isinstance(given, Mapping), "what metrics(x, y) returns", "a dictionary of numbers by name", given)
     with computing("metrics(x, y)"):
-        own = {name: jnp.asarray(value) for name, value in given.items()}
+        own = {name: jnp.asarray(_as_float(value)) for name, value in given.items()}
     for name, value in own.items():
-        if value.shape != () or jnp.iscomplexobj(value):
+        is_real = value.dtype == bool or any(jnp.issubdtype(value.dtype, kind) for kind in (jnp.integer, jnp.floating))
+        if value.shape != () or not is_real:
             raise unusable(name, f"it is {value.dtype}{list(value.shape)}")
         if not isinstance(name, str) or name in taken:
             raise unusable(name, "the problem has that name for another one" if name in taken else "that is no text")
     return own
+
+
+def _as_float(value: Any) -> Any:
+    """A whole number that is known already as a float, since JAX's whole numbers may be too short for it; others unchanged."""
+    plain = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    return float(plain) if isinstance(plain, int) else value

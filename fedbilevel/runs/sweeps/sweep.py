@@ -91,7 +91,9 @@ class Sweep:
 
     def _require_distinct(self) -> None:
         for name, given in self.grid.items():
-            if len(set(given)) < max(1, len(given)):
+            if not given:
+                raise InputError(f"the grid has no value for {name}: give at least one")
+            if len(set(given)) < len(given):
                 raise InputError(f"the grid must name each value of {name} once; given: {', '.join(map(str, given))}")
 
     @classmethod
