@@ -21,6 +21,7 @@ from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number, spent
 from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
+from fedbilevel.runs.tuning.boxes import boxes_of
 
 SMALL = """
 title = "Two methods on quadratics"
@@ -90,6 +91,11 @@ def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypa
         sweep = reproduction.tuning(panel, method)
         for cell in sweep.cells():
             sweep.configuration(cell, 100)
+    after = reproduction.after_search()
+    for panel, method in after.lines():
+        configured = after.reported(panel, method, {}).configuration({}, 1000)
+        boxes = boxes_of(configured, plan.fixed(panel, method).keys() - method.box.keys(), method.box)
+        assert not method.searched or boxes or method.algorithm in ("fedpace", "s-tfbo", "d-tfbo") or not after.search
     known = {m.name for m in reproduction.methods}
     assert {name for group in reproduction.claimed for name in group} <= known
     assert reproduction.published.keys() <= {p.name for p in reproduction.panels}

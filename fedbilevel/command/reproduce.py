@@ -164,7 +164,8 @@ def _publish(study: Study, folder: Path) -> None:
     stored.mkdir(exist_ok=True)
     write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
     write_atomically(stored / f"{name}.json", (json.dumps(asdict(study.description()), indent=1) + "\n").encode())
-    for drawn, published in (("results.png", f"{name}.png"), ("ranks.png", f"{name}-ranks.png"))[: 1 + study.reproduction.ranked]:
+    pictures = {"results.png": f"{name}.png"} | ({"ranks.png": f"{name}-ranks.png"} if study.reproduction.ranked else {})
+    for drawn, published in pictures.items():
         with Image.open(study.path / drawn) as picture:
             picture.thumbnail((PUBLISHED_WIDTH, picture.height))
             picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / published, optimize=True)

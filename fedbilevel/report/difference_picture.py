@@ -1,4 +1,4 @@
-"""Critical-difference diagrams: mean ranks on a line for each cost, and bars over those that Nemenyi's test does not tell apart."""
+"""Critical-difference diagrams: mean ranks for each cost, with bars over those that Nemenyi's test does not tell apart."""
 
 from __future__ import annotations
 
@@ -56,4 +56,5 @@ def _diagram(axis: Any, standing: Standing) -> None:
         row = len(bars) + 1 + (place if left else methods - 1 - place)
         end = 1 - 0.08 * methods if left else methods + 0.08 * methods
         axis.plot([rank, rank, end], [0, row, row], color="black", linewidth=0.8)
-        axis.text(end, row, f"{standing.methods[j]} " if left else f" {standing.methods[j]}", ha="right" if left else "left", va="center")
+        name, side = standing.methods[j], "right" if left else "left"
+        axis.text(end, row, f"{name} " if left else f" {name}", ha=side, va="center")

@@ -28,10 +28,10 @@ def _standing(plan: Reproduction, standing: Standing) -> str:
         mean, half = _interval(standing.ranks[:, j])
         cells = [_shown(plan, line[j]) for line in standing.values]
         lines.append([standing.methods[j], f"{mean:.2f}{_plus_minus(half, 2)}", *cells])
-    differ = "are the same by Friedman's test" if not tested.p < LEVEL else "differ by Friedman's test"
+    differ = "differ by Friedman's test" if tested.p < LEVEL else "may be the same by Friedman's test"
     said = (
-        f"All ranks {differ} (χ² = {tested.chi_square:.2f}, F = {tested.f:.2f}, p = {tested.p:.2g}); two methods differ by Nemenyi's "
-        f"if their mean ranks do by more than {tested.critical_difference:.2f}."
+        f"All ranks {differ} (χ² = {tested.chi_square:.2f}, F = {tested.f:.2f}, p = {tested.p:.2g}); "
+        f"two methods differ by Nemenyi's if their mean ranks do by more than {tested.critical_difference:.2f}."
     )
     return f"**At equal {standing.cost}.** {said}\n\n{table(heads, lines)}"
 

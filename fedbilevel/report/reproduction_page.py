@@ -42,9 +42,11 @@ with the paper's values is that of their cell of the grid, with the seeds used f
 
 *Equal megabytes* and *equal derivatives* are the metric once every method of the panel has sent as much, or computed as many
 minibatch gradients and second-order products, as the one that needs least; a dash means that a method had diverged, or had
-no metrics by then. Rounds are round trips; where a paper counts otherwise, its count has a column of its own, and decides whether
-its order is found. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however slightly.
-Costs are means over the runs that did not diverge, if any.
+no metrics by then. Rounds are round trips; where a paper counts otherwise, its count has a column of its own, and the paper's
+order is looked for there too. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however
+slightly. Costs are means over the runs that did not diverge, if any.
+
+Numbers *of the older tuning* are to be replaced, by the command that stands there.
 """
 
 

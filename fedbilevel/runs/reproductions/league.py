@@ -6,8 +6,8 @@ ranks from 1, the best, and those with equal results share theirs. With R_j the 
     Friedman:  χ² = 12 N / (k (k + 1)) (Σ R_j² - k (k + 1)² / 4),     F = (N - 1) χ² / (N (k - 1) - χ²)  (Iman and Davenport),
     Nemenyi:   two methods differ if their mean ranks do by more than  q sqrt(k (k + 1) / (6 N)),
 
-where F has k - 1 and (k - 1)(N - 1) degrees of freedom, and q is the studentised range's quantile over √2. The confidence interval of
-a mean rank is by Student's t over the panels; it is wide for few panels, and panels with one data set are not independent.
+where F has k - 1 and (k - 1)(N - 1) degrees of freedom, and q is the studentised range's quantile over √2. Panels with
+one data set are not independent, so that the tests say more than there is.
 """
 
 from __future__ import annotations

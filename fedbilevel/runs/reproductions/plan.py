@@ -220,7 +220,7 @@ class Reproduction:
         return [(p, m) for p, m in self.lines() if self.search and m.searched]
 
     def after_search(self) -> Reproduction:
-        """The plan with the lines that a search leads to: each tuned on its own, and beside it the paper's values if it has any."""
+        """The plan as a search leads to it: every line tuned on its own, and lines with the paper's values."""
         if self.search is None or self.searched:
             return self
         papers = [(p, m) for p, m in self.lines() if paper_of(p, m)]
@@ -229,7 +229,9 @@ class Reproduction:
             return f"{method.name}, the paper's values"
 
         def tuned_alone(panel: Panel) -> Panel:
-            here = {name(m): {**panel.hyperparameters.get(m.name, {}), **untied(paper_of(p, m))} for p, m in papers if p is panel}
+            here = {
+                name(m): {**panel.hyperparameters.get(m.name, {}), **untied(paper_of(p, m))} for p, m in papers if p is panel
+            }
             return replace(panel, tuned_as="", grids={}, papers={}, hyperparameters={**panel.hyperparameters, **here})
 
         def shown(method: Method) -> Method:
@@ -410,8 +412,10 @@ def tuned_file(name: str, folder: Path = FOLDER) -> Path:
 
 def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]], searched: bool = False) -> str:
     """The text of a file with chosen values."""
-    how = "the best candidate of each line's search by validation rows" if searched else f"the best cell of each line's grid by {metric}"
-    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: {how}.", *(["searched = true"] if searched else [])]
+    how = f"cell of each line's grid by {metric}"
+    if searched:
+        how = "candidate of each line's search by validation rows"
+    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best {how}.", *(["searched = true"] if searched else [])]
     for entry in entries:
         in_order = sorted(entry.items(), key=lambda item: item[0] == "values")
         lines += ["", "[[chosen]]", *(f"{k} = {_toml(v)}" for k, v in in_order)]

@@ -83,6 +83,7 @@ class Study:
     def _search(self, observe: Observe) -> None:
         """Tune all lines as `fedbilevel tune` does, and write the chosen values beside the plan."""
         self.reproduction = plan = self.reproduction.after_search()
+        self._require_metric(plan.reported(panel, method, {}, self._data) for panel, method in plan.searched_lines())
         for panel, method in plan.searched_lines():
             path, label = self._folder("search", panel, method), f"tuning {panel.name}, {method.name}"
             tuning = plan.searching(panel, method, self._data)
