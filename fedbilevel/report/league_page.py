@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fedbilevel.report.confidence import interval
 from fedbilevel.report.markdown import table
@@ -44,8 +45,8 @@ def to_csv(plan: Reproduction, standings: Sequence[Standing]) -> str:
     for cost, methods, panels, values, ranks in standings:
         for panel, line, places in zip(panels, values, ranks, strict=True):
             for method, number, rank in zip(methods, line, places, strict=True):
-                half = "" if number is None else f"{_half(number):.4g}"
-                writer.writerow([cost, panel, method, "" if number is None else f"{number.mean:.5g}", half, f"{rank:g}"])
+                shown = ["", ""] if number is None else [f"{number.mean:.5g}", f"{_half(number):.4g}"]
+                writer.writerow([cost, panel, method, *shown, f"{rank:g}"])
         for j, method in enumerate(methods):
             mean, half = _interval(ranks[:, j])
             writer.writerow([cost, "all panels", method, "", f"{half:.4g}", f"{mean:.4g}"])
@@ -67,7 +68,8 @@ def _half(number: Number) -> float:
     return float(t.ppf(0.975, number.of - 1)) * number.deviation / math.sqrt(number.of) if number.of > 1 else math.nan
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def _interval(values: Any) -> tuple[float, float]:
+    """The mean of some ranks, and half of its 95 % confidence interval over the panels."""
     return interval(values) if len(values) > 1 else (float(values[0]), math.nan)
 
 

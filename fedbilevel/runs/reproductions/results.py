@@ -106,7 +106,7 @@ def to_csv(results: Results) -> str:
     writer = csv.writer(out, lineterminator="\n")
     timed = not all(math.isnan(row.seconds) for runs in results.values() for run in runs for row in run.rows)
     writer.writerow(TIMED if timed else HEADER)
-    no_row = [""] * (len(Row._fields) - (not timed))  # for a run that diverged before its first row
+    no_row: list[object] = [""] * (len(Row._fields) - (not timed))  # for a run that diverged before its first row
     for (panel, method), runs in results.items():
         for run in runs:
             rows = [
