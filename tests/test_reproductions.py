@@ -15,12 +15,13 @@ from fedbilevel.report.styles import SCREEN
 from fedbilevel.runs import configuration
 from fedbilevel.runs.reproductions import plan, results
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
-from fedbilevel.runs.reproductions.plan import Column, read
+from fedbilevel.runs.reproductions.plan import Column, Method, Panel, Reproduction, read
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number, spent
 from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
+from fedbilevel.runs.tuning.boxes import boxes_of
 
 SMALL = """
 title = "Two methods on quadratics"
@@ -90,6 +91,11 @@ def test_every_line_of_every_plan_is_a_run_that_the_program_knows(name, monkeypa
         sweep = reproduction.tuning(panel, method)
         for cell in sweep.cells():
             sweep.configuration(cell, 100)
+    after = reproduction.after_search()
+    for panel, method in after.lines():
+        configured = after.reported(panel, method, {}).configuration({}, 1000)
+        boxes = boxes_of(configured, plan.fixed(panel, method).keys() - method.box.keys(), method.box)
+        assert not method.searched or boxes or method.algorithm in ("fedpace", "s-tfbo", "d-tfbo") or not after.search
     known = {m.name for m in reproduction.methods}
     assert {name for group in reproduction.claimed for name in group} <= known
     assert reproduction.published.keys() <= {p.name for p in reproduction.panels}
@@ -452,3 +458,109 @@ def test_of_a_grid_that_diverges_as_a_whole_the_cell_that_lasts_longest_is_taken
 def test_every_reduced_size_runs(name, tmp_path):
     command(name, "--quick", "--out", tmp_path)
     assert (tmp_path / "results.png").stat().st_size > 10_000
+
+
+def test_where_the_paper_counts_communications_its_order_is_looked_for_there():
+    """B makes two round trips where A makes one: step for step B is ahead, and in the same round trips A."""
+    made = Reproduction(
+        name="count",
+        title="",
+        paper="",
+        task="quadratic",
+        metric="x_error",
+        scale="plain",
+        rounds=40,
+        every=10,
+        seeds=1,
+        communications=20,
+        panels=[Panel(name="p")],
+        methods=[Method(name="A", algorithm="simfbo"), Method(name="B", algorithm="fedbioacc", trips=2)],
+        claimed=[["B"], ["A"]],
+    )
+    found = {("p", "A"): [run_of(9, 8, 7, 6, 4)], ("p", "B"): [run_of(9, 8, 7, 6, 5)]}
+    assert doubts(made, made.panels[0], found).wrong == [Pair("B", "A", Column(at=40))]
+    assert not doubts(made, made.panels[0], results.as_the_paper_counts(made, found), at=20).wrong
+    assert "| A | 4 ± 0 | 7 ± 0 |" in (table := reproduction_page.table(made, found)) and "| B | 5 ± 0 | 5 ± 0 |" in table
+    said = reproduction_page.comparison(made, found)
+    assert "by the paper's count the paper's order. By round trips not the paper's order: A is not behind B." in said
+    for wrong in (dict(communications=None), dict(communications=21), dict(communications=0)):
+        with pytest.raises(InputError, match="communications"):
+            dataclasses.replace(made, **wrong)
+
+
+SEARCHED = """
+title = "A search"
+paper = "nobody's"
+task = "quadratic"
+metric = "x_error"
+scale = "plain"
+rounds = 16
+every = 8
+seeds = 2
+knobs = { clients = 3, noise = 0.1 }
+search = { candidates = 3, rungs = 1, passes = 1, seeds = 2, reported = 3 }
+
+[[panels]]
+name = "p"
+
+[[panels]]
+name = "q"
+knobs = { noise = 0.2 }
+tuned_as = "p"
+
+[[methods]]
+name = "FedAvg"
+algorithm = "fedavg"
+paper = { gamma = 0.2 }
+grid = { gamma = [0.01, 0.1] }
+box = { gamma = [0.01, 1.0] }
+
+[[methods]]
+name = "FedPace"
+algorithm = "fedpace"
+panels = ["p"]
+"""
+
+
+@pytest.mark.slow
+def test_a_search_replaces_the_grids_with_more_seeds_and_the_papers_own_values(tmp_path):
+    (tmp_path / "new.toml").write_text(SEARCHED)
+    (tmp_path / "new.tuned.toml").write_text(
+        '[[chosen]]\npanel = "p"\nmethod = "FedAvg"\ncells = 2\ndiverged = 0\nvalues = { gamma = 0.1 }\n'
+    )
+    before = read("new", tmp_path)
+    assert not before.searched and [m.name for _, m in before.lines()] == ["FedAvg", "FedPace", "FedAvg"]
+    command("new", "--tune", "--publish", "--plans", tmp_path, "--out", tmp_path / "out")
+    after = read("new", tmp_path)
+    found = results.from_csv(tmp_path / "results/new.csv")
+    assert {method for _, method in found} == {"FedAvg", "FedPace", "FedAvg, the paper's values"}
+    assert all(len(runs) == 3 and min(run.seed for run in runs) >= 2 for runs in found.values())
+    chosen = plan.Tuned.read(plan.tuned_file("new", tmp_path))
+    assert chosen.searched and {(c["panel"], c["method"]) for c in chosen.chosen} == {
+        ("p", "FedAvg"),
+        ("p", "FedPace"),
+        ("q", "FedAvg"),
+    }
+    assert all(c["seeds"] == [0, 1] for c in chosen.chosen)
+    used = {m.name: Study(after, tmp_path / "out", plans=tmp_path).line(p, m).hyperparameters for p, m in after.lines()}
+    assert used["FedAvg, the paper's values"] == {"gamma": 0.2} and used["FedPace"] == {}
+    assert "older tuning" not in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_numbers_of_an_older_tuning_are_marked_as_such():
+    before = Reproduction(
+        name="new",
+        title="",
+        paper="",
+        task="quadratic",
+        metric="x_error",
+        rounds=20,
+        every=10,
+        seeds=1,
+        search=plan.Search(),
+        panels=[Panel(name="p")],
+        methods=[Method(name="A", algorithm="simfbo")],
+    )
+    found = {("p", "A"): [run_of(9, 8, 7)]}
+    assert "`fedbilevel reproduce new --tune --publish`" in reproduction_page.section(before, found, plan.FOLDER)
+    assert "older tuning" not in reproduction_page.section(before.after_search(), found, plan.FOLDER)

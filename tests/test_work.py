@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 
 import jax
 import pytest
@@ -97,3 +98,15 @@ def test_the_tally_of_a_long_run_grows_with_its_steps():
 def test_all_that_a_client_has_can_be_counted():
     counting = CountingClient(CountingProblem(PROBLEM.f, PROBLEM.g), 0, full_batches=True)
     assert {name for name in dir(Client) if not name.startswith("_")} <= {*dir(counting)}
+
+
+def test_fbo_aggitd_begins_z_once_and_contracts_it_in_the_later_rounds():
+    """By its Algorithm 1 a client computes ∇_y f once, and ∇²_yy g z at each t > Q."""
+    N, clients = 4, 3
+    algorithm = ALGORITHMS["fbo-aggitd"].configure("fbo-aggitd", dict(lower_rounds=N, lower_solver="sgd"))
+    steps = range(40)
+    works = Tally(simulation(Quadratic(clients=clients).build(), algorithm, steps=1)).at(steps)
+    each = [Work(b.gradients - a.gradients, b.second_order - a.second_order) for a, b in itertools.pairwise(works)]
+    # per client: N times ∇_y g, ∇_y f, ∇_x f in h, and twice ∇_x f in the upper round; N - Q contractions, and ∇²_xy g in h
+    assert {work.gradients for work in each} == {clients * (N + 4)}
+    assert {work.second_order for work in each} == {clients * (N - Q + 1) for Q in range(N + 1)}

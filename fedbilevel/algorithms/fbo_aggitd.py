@@ -46,21 +46,20 @@ class FBOAggITD(DoubleLoop, BiasedBySampling):
     neumann_step: float = step_size(0.5, "λ, step of the Neumann series")
 
     @at_client
-    def local_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> Array:
-        """z_m: ∇_y f_m at t = Q, and z - λ ∇²_yy g_m z after that."""
+    def local_z(self, client: Client, x: Array, y: Array, *z: Array) -> Array:
+        """z_m: ∇_y f_m at t = Q, where there is no z yet, and z - λ ∇²_yy g_m z after that."""
         batch = client.batch(self.local_steps)
-        contracted = z - self.neumann_step * client.problem.gyy(x, y, batch, z)
-        return jnp.where(first, client.problem.fy(x, y, batch), contracted)
+        return z[0] - self.neumann_step * client.problem.gyy(x, y, batch, z[0]) if z else client.problem.fy(x, y, batch)
 
     @at_client
-    def lower_gradient_and_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+    def lower_gradient_and_z(self, client: Client, x: Array, y: Array, *z: Array) -> tuple[Array, Array]:
         """q_m and z_m, sent together."""
-        return self.lower_gradient(client, x, y), self.local_z(client, x, y, z, first)
+        return self.lower_gradient(client, x, y), self.local_z(client, x, y, *z)
 
     @at_client
-    def local_y_and_z(self, client: Client, x: Array, y: Array, z: Array, first: Array) -> tuple[Array, Array]:
+    def local_y_and_z(self, client: Client, x: Array, y: Array, *z: Array) -> tuple[Array, Array]:
         """y_m after τ plain local steps and z_m, sent together."""
-        return self.local_y(client, x, y), self.local_z(client, x, y, z, first)
+        return self.local_y(client, x, y), self.local_z(client, x, y, *z)
 
     def aggregate(self, x: Array, y: Array, clients: Clients, S: Cohort, key: Array) -> tuple[Array, Array]:
         """AggITD, Algorithm 1: the hypergradient estimate and y^N."""
@@ -70,16 +69,20 @@ class FBOAggITD(DoubleLoop, BiasedBySampling):
         def before(_: Any, y: Array) -> Array:
             return self.lower_round(x, y, S)
 
-        def from_Q_on(k: Any, yz: tuple[Array, Array]) -> tuple[Array, Array]:
-            y, z = yz
+        def with_z(y: Array, *z: Array) -> tuple[Array, Array]:
+            nothing = jnp.zeros_like(y)
+            around = z[0] if z else nothing
             if self.lower_solver == "fedavg":
-                return S.mean(self.local_y_and_z, x, y, z, k == 0, around=(y, z))
-            q, z = S.mean(self.lower_gradient_and_z, x, y, z, k == 0, around=(jnp.zeros_like(y), z))
-            return y - self.beta * q if self.lower_solver == "sgd" else self.corrected_lower_round(x, y, q, S), z
+                return S.mean(self.local_y_and_z, x, y, *z, around=(y, around))
+            q, new_z = S.mean(self.lower_gradient_and_z, x, y, *z, around=(nothing, around))
+            return y - self.beta * q if self.lower_solver == "sgd" else self.corrected_lower_round(x, y, q, S), new_z
 
-        y = clients.loop(Q, before, y)
-        y, z = clients.loop(N - Q, from_Q_on, (y, jnp.zeros_like(y)))
-        z = S.mean(self.local_z, x, y, z, N == Q, around=z)
+        early = jnp.minimum(N - Q, 1)  # 1 if z begins before the last t, and 0 if it begins there
+        y, z = clients.loop(Q, before, y), jnp.zeros_like(y)
+        y, z = clients.loop(early, lambda _, yz: with_z(yz[0]), (y, z))
+        y, z = clients.loop(N - Q - 1, lambda _, yz: with_z(*yz), (y, z))
+        z = clients.loop(early, lambda _, z: S.mean(self.local_z, x, y, z, around=z), z)
+        z = clients.loop(1 - early, lambda _, z: S.mean(self.local_z, x, y, around=z), z)
         return S.mean(self.hypergradient_part, x, y, self.neumann_step * (N + 1) * z), y
 
     def init(self, x: Array, y: Array, clients: Clients) -> Pair:

@@ -17,6 +17,7 @@ from fedbilevel.tasks.data.datasets import data_folder
 
 if TYPE_CHECKING:
     from fedbilevel.report.styles import Style
+    from fedbilevel.runs.reproductions.results import Results
     from fedbilevel.runs.reproductions.study import Study
 
 PUBLISHED_WIDTH = 1600  # pixels: pictures in the repository are for screens, those beside the runs for print
@@ -84,7 +85,8 @@ def _execute(study: Study, tune: bool) -> None:
 
     plan = study.reproduction
     say_note(note_on_changes(study.path, study.changes()))
-    total = len(plan.lines()) + (len(plan.tuned_lines()) if tune else 0)
+    planned = plan.after_search() if tune else plan
+    total = len(planned.lines()) + (len(planned.searched_lines() or plan.tuned_lines()) if tune else 0)
     seen: list[str] = []
     try:
         with stop_request() as stop, counted(console, plan.name, "line", total) as show:
@@ -118,6 +120,8 @@ def _conclude(study: Study, look: Style, reduced: bool) -> None:
     write_atomically(path / "results.md", f"{reproduction_page.table(plan, found)}\n{comparison}".encode())
     pictures = [path / "results.png", path / "results.svg"]
     panel_picture.draw(plan, found, pictures, look)
+    if plan.ranked:
+        pictures += _rank(study, found, look)
     console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     brackets = " [paper]" if plan.published else ""
@@ -134,6 +138,22 @@ def _conclude(study: Study, look: Style, reduced: bool) -> None:
     say(f"pictures: {', '.join(map(str, pictures))}")
 
 
+def _rank(study: Study, found: Results, look: Style) -> list[Path]:
+    """Write the league's table and picture."""
+    from fedbilevel.report import difference_picture, league_page
+    from fedbilevel.runs.files import write_atomically
+    from fedbilevel.runs.reproductions.league import standings
+
+    plan, path = study.reproduction, study.path
+    ranked = standings(plan, found)
+    write_atomically(path / "ranks.csv", league_page.to_csv(plan, ranked).encode())
+    write_atomically(path / "ranks.md", league_page.text(plan, ranked).encode())
+    pictures = [path / "ranks.png", path / "ranks.svg"]
+    difference_picture.draw(ranked, pictures, look)
+    console.print(Markdown(league_page.text(plan, ranked)))
+    return pictures
+
+
 def _publish(study: Study, folder: Path) -> None:
     from PIL import Image
 
@@ -144,8 +164,10 @@ def _publish(study: Study, folder: Path) -> None:
     stored.mkdir(exist_ok=True)
     write_atomically(stored / f"{name}.csv", (study.path / "results.csv").read_bytes())
     write_atomically(stored / f"{name}.json", (json.dumps(asdict(study.description()), indent=1) + "\n").encode())
-    with Image.open(study.path / "results.png") as picture:
-        picture.thumbnail((PUBLISHED_WIDTH, picture.height))
-        picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / f"{name}.png", optimize=True)
+    pictures = {"results.png": f"{name}.png"} | ({"ranks.png": f"{name}-ranks.png"} if study.reproduction.ranked else {})
+    for drawn, published in pictures.items():
+        with Image.open(study.path / drawn) as picture:
+            picture.thumbnail((PUBLISHED_WIDTH, picture.height))
+            picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(stored / published, optimize=True)
     write_atomically(folder / "RESULTS.md", reproduction_page.results_page(folder).encode())
     say(f"published: {folder / 'RESULTS.md'}")

@@ -15,7 +15,7 @@ import numpy as np
 from fedbilevel.report.reproduction_text import scaled
 from fedbilevel.report.styles import SCREEN, Style, legend_above, look, save
 from fedbilevel.runs.reproductions.plan import Panel, Reproduction
-from fedbilevel.runs.reproductions.results import Results, Row, Run
+from fedbilevel.runs.reproductions.results import Results, Row, Run, as_the_paper_counts
 from fedbilevel.runs.sweeps.cell import deviation
 
 AXES: list[tuple[str, Callable[[Row], float]]] = [
@@ -34,18 +34,21 @@ def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Sty
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(style.settings):
+        shown = [(label, position, results) for label, position in AXES]
+        if plan.communications is not None:
+            shown.insert(0, ("communications by the paper's count", AXES[0][1], as_the_paper_counts(plan, results)))
         blocks = [plan.panels[k : k + WIDEST] for k in range(0, len(plan.panels), WIDEST)]
         wide = len(blocks[0])
-        size = style.width * max(wide, 2) / 3, style.height * 2.6 * len(blocks)
+        size = style.width * max(wide, 2) / 3, style.height * 2.6 * len(blocks) * len(shown) / len(AXES)
         figure = Figure(figsize=size, layout="constrained")
-        grids = figure.subplots(len(blocks) * len(AXES), wide, squeeze=False).reshape(len(blocks), len(AXES), wide)
+        grids = figure.subplots(len(blocks) * len(shown), wide, squeeze=False).reshape(len(blocks), len(shown), wide)
         named: dict[str, Any] = {}
         for block, grid in zip(blocks, grids, strict=True):
             for panel, axes in zip(block, grid.T, strict=False):
-                for axis, (label, position) in zip(axes, AXES, strict=True):
+                for axis, (label, position, numbers) in zip(axes, shown, strict=True):
                     if axis is not axes[0]:
                         axis.sharey(axes[0])
-                    named |= _panel(axis, plan, panel, results, position)
+                    named |= _panel(axis, plan, panel, numbers, position)
                     axis.set_xlabel(label)
                 axes[0].set_title(panel.name)
                 _paper(axes[0], plan, panel)

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedbilevel.errors import InputError
+from fedbilevel.report import league_page, markdown
 from fedbilevel.report.reproduction_text import brief, heading, printed, shown, written
+from fedbilevel.runs.reproductions.league import standings
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import (
+    Choice,
+    Column,
+    Method,
     Panel,
     Reproduction,
     Tuned,
@@ -19,7 +24,7 @@ from fedbilevel.runs.reproductions.plan import (
     read,
     tuned_file,
 )
-from fedbilevel.runs.reproductions.results import Results, from_csv
+from fedbilevel.runs.reproductions.results import Results, as_the_paper_counts, from_csv
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, columns, number, spent
 from fedbilevel.runs.sweeps.sweep import untied
@@ -37,8 +42,11 @@ with the paper's values is that of their cell of the grid, with the seeds used f
 
 *Equal megabytes* and *equal derivatives* are the metric once every method of the panel has sent as much, or computed as many
 minibatch gradients and second-order products, as the one that needs least; a dash means that a method had diverged, or had
-no metrics by then. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however slightly.
-Costs are means over the runs that did not diverge, if any.
+no metrics by then. Rounds are round trips; where a paper counts otherwise, its count has a column of its own, and the paper's
+order is looked for there too. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however
+slightly. Costs are means over the runs that did not diverge, if any.
+
+Numbers *of the older tuning* are to be replaced, by the command that stands there.
 """
 
 
@@ -48,12 +56,14 @@ def table(plan: Reproduction, results: Results) -> str:
     heads = ["", "method"]
     for column in columns(plan):
         heads += [f"paper, {heading(plan, column)}", f"ours, {heading(plan, column)}"] if has_paper else [heading(plan, column)]
+    if plan.communications is not None:
+        heads.append(f"after {plan.communications} communications by the paper's count")
     heads += ["equal megabytes", "equal derivatives", "MB", "gradients", "second-order products"]
-    return _markdown(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
+    return markdown.table(heads, (line for panel in plan.panels for line in _lines(plan, panel, results)))
 
 
 def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[str]]:
-    methods = plan.methods_of(panel)
+    methods, recounted = plan.methods_of(panel), as_the_paper_counts(plan, results)
     budget = Budget.common([results[panel.name, m] for m in methods])
     for k, method in enumerate(methods):
         runs, cells = results[panel.name, method], [panel.name if k == 0 else "", method]
@@ -62,6 +72,9 @@ def _lines(plan: Reproduction, panel: Panel, results: Results) -> Iterator[list[
                 theirs = plan.published.get(panel.name, {}).get(method)
                 cells.append("" if theirs is None else printed(column, theirs[c]))
             cells.append(written(plan, column, number(runs, column)))
+        if plan.communications is not None:
+            at = Column(at=plan.communications)
+            cells.append(written(plan, at, number(recounted[panel.name, method], at)))
         cells += [brief(plan, reached) for reached in budget.numbers(runs)]
         yield [*cells, *(f"{value:,.0f}" for value in spent(runs))]
 
@@ -82,17 +95,26 @@ def comparison(plan: Reproduction, results: Results) -> str:
         lines.append(f"The paper: {plan.says}")
     for panel in plan.panels:
         if panel.name in plan.published or plan.claims(panel):
-            lines.append(f"- {panel.name}: {_verdict(plan, panel, results)}.")
+            lines.append(f"- {panel.name}: {_verdicts(plan, panel, results)}.")
     if plan.why:
         lines.append(f"\n{plan.why.strip()}")
     return "\n".join(lines) + "\n"
 
 
-def _verdict(plan: Reproduction, panel: Panel, results: Results) -> str:
+def _verdicts(plan: Reproduction, panel: Panel, results: Results) -> str:
+    """The verdict by round trips, after one by the paper's count where that differs."""
+    by_trips = _verdict(plan, panel, results)
+    if plan.communications is None:
+        return by_trips
+    by_paper = _verdict(plan, panel, as_the_paper_counts(plan, results), plan.communications)
+    return f"by the paper's count {by_paper}. By round trips {by_trips}"
+
+
+def _verdict(plan: Reproduction, panel: Panel, results: Results, at: int | None = None) -> str:
     def where(pair: Pair) -> str:
         return f" ({heading(plan, pair.by)})" if panel.name in plan.published else ""
 
-    wrong, hollow = doubts(plan, panel, results)
+    wrong, hollow = doubts(plan, panel, results, at)
     phrases = [f"{pair.behind} is not behind {pair.ahead}{where(pair)}" for pair in wrong]
     verdict = f"not the paper's order: {'; '.join(phrases)}" if wrong else "the paper's order"
     only = [f"{pair.behind} is behind {pair.ahead} only because of its diverged runs{where(pair)}" for pair in hollow]
@@ -106,7 +128,9 @@ def choices(plan: Reproduction, folder: Path) -> str:
     if not tuned:
         return f"Values: those chosen for {plan.tuned_by}.\n" if plan.tuned_by else ""
     others = [f"{p.name} has those of {p.tuned_as}" for p in plan.panels if p.tuned_as]
-    lines_of = {(p.name, m.name): (p, m) for p, m in plan.tuned_lines()}
+    lines_of = {(p.name, m.name): (p, m) for p, m in (plan.searched_lines() if plan.searched else plan.tuned_lines())}
+    if plan.searched:
+        return _searched(plan, tuned, lines_of)
     heads = ["", "method", "grid", "chosen", "not tuned", "the paper's", "with the paper's", "cells that diverged"]
     lines = []
     for entry in tuned:
@@ -128,7 +152,27 @@ def choices(plan: Reproduction, folder: Path) -> str:
                 f"{entry['diverged']} of {entry['cells']}",
             ]
         )
-    return _markdown(heads, lines) + (f"\n{'; '.join(others)}.\n" if others else "")
+    return markdown.table(heads, lines) + (f"\n{'; '.join(others)}.\n" if others else "")
+
+
+def _searched(plan: Reproduction, tuned: Sequence[Choice], lines_of: Mapping[tuple[str, str], tuple[Panel, Method]]) -> str:
+    """The values that a search has chosen."""
+    heads = ["", "method", "first searched in", "chosen", "not tuned", "candidates that diverged"]
+    lines = []
+    for entry in tuned:
+        panel, method = lines_of[entry["panel"], entry["method"]]
+        edges = entry.get("edges", ())
+        lines.append(
+            [
+                panel.name,
+                method.name,
+                "; ".join(f"{_names(k)} {low:.3g} to {high:.3g}" for k, (low, high) in entry.get("boxes", {}).items()),
+                ", ".join(f"{_names(k)} {_text(v)}{'*' if k in edges else ''}" for k, v in entry["values"].items()),
+                _values({k: v for k, v in fixed(panel, method).items() if k not in untied(entry["values"])}),
+                f"{entry['diverged']} of {entry['cells']}",
+            ]
+        )
+    return markdown.table(heads, lines)
 
 
 def _values(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]] | None = None) -> str:
@@ -152,11 +196,28 @@ def section(plan: Reproduction, results: Results, folder: Path) -> str:
         [
             f"## {plan.name}: {plan.title}\n",
             f"{plan.paper}; {plan.seeds} seeds, {plan.rounds} rounds. {plan.setting.strip()}\n",
+            *([_to_be_tuned(plan)] if plan.search and not plan.searched else []),
             table(plan, results),
             comparison(plan, results),
+            *(_league(plan, results) if plan.ranked else []),
             f"![{plan.title}](results/{plan.name}.png)\n",
             f"<details><summary>Hyperparameters</summary>\n\n{choices(plan, folder)}\n</details>\n",
         ]
+    )
+
+
+def _league(plan: Reproduction, results: Results) -> list[str]:
+    return [league_page.text(plan, standings(plan, results)), f"![Critical differences](results/{plan.name}-ranks.png)\n"]
+
+
+def _to_be_tuned(plan: Reproduction) -> str:
+    """The note on numbers whose values a grid has chosen, where the plan now has a search."""
+    assert plan.search is not None
+    return (
+        "**Of the older tuning**: values chosen over a grid by the reported metric. "
+        f"`fedbilevel reproduce {plan.name} --tune --publish` replaces them: every line tuned on its own by validation rows, "
+        f"{plan.search.passes} x {plan.search.candidates} candidates and {plan.search.seeds} seeds in the choice, "
+        f"{plan.search.reported} in the report, and the paper's own values as lines.\n"
     )
 
 
@@ -176,8 +237,3 @@ def _stored(plan: Reproduction, folder: Path) -> str:
         if (panel.name, method.name) not in results:
             raise InputError(f"{numbers} has no runs of {panel.name}, {method.name}: publish it again")
     return section(plan, results, folder)
-
-
-def _markdown(heads: Sequence[str], lines: Any) -> str:
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)

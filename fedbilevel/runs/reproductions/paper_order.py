@@ -27,10 +27,13 @@ class Doubts(NamedTuple):
     hollow: list[Pair]  # ours are, but only because of runs that diverged
 
 
-def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
-    """Where our order of a panel's methods is not the paper's, or is so only because of runs that diverged."""
+def doubts(plan: Reproduction, panel: Panel, results: Results, at: int | None = None) -> Doubts:
+    """Where our order of a panel's methods is not the paper's, or is so only because of runs that diverged.
+
+    What the paper claims without numbers is looked for after `at` rounds, as the results count them; at the end unless given.
+    """
     found = Doubts([], [])
-    for pair in _pairs(plan, panel):
+    for pair in _pairs(plan, panel, plan.rounds if at is None else at):
         a, b = (number(results[panel.name, name], pair.by) for name in (pair.ahead, pair.behind))
         higher = _higher(plan, pair.by)
         if not _is_ahead(a, b, higher):
@@ -40,8 +43,8 @@ def doubts(plan: Reproduction, panel: Panel, results: Results) -> Doubts:
     return found
 
 
-def _pairs(plan: Reproduction, panel: Panel) -> Iterator[Pair]:
-    """The pairs by the paper's numbers in every column; if it has none, by what it claims about the end."""
+def _pairs(plan: Reproduction, panel: Panel, at: int) -> Iterator[Pair]:
+    """The pairs by the paper's numbers in every column; if it has none, by what it claims."""
     methods = plan.methods_of(panel)
     if panel.name in plan.published:
         published = plan.published[panel.name]
@@ -54,7 +57,7 @@ def _pairs(plan: Reproduction, panel: Panel) -> Iterator[Pair]:
         place = {name: k for k, group in enumerate(plan.claims(panel)) for name in group if name in methods}
         for ahead, behind in itertools.permutations(place, 2):
             if place[ahead] < place[behind]:
-                yield Pair(ahead, behind, Column(at=plan.rounds))
+                yield Pair(ahead, behind, Column(at=at))
 
 
 def _higher(plan: Reproduction, column: Column) -> bool:

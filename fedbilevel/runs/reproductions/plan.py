@@ -1,7 +1,8 @@
 """The plan of a paper's table or figure: a file in `reproductions/`, with the hyperparameters chosen for it beside it.
 
 NAME.toml is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long
-they run, what the paper says, and the grid over which each method is tuned. NAME.tuned.toml is written by `--tune`.
+they run, what the paper says, and how each method is tuned: over a grid by the metric, or with `[search]` as `fedbilevel tune`
+does it, by validation rows. NAME.tuned.toml is written by `--tune`; what it has from a grid stays until `--tune` searches.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -18,11 +19,13 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
+from fedbilevel.runs.tuning.tuning import Tuning
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import Scalar, naming, read_toml
 
 FOLDER = Path(__file__).parents[3] / "reproductions"
-FIRST_SEED, TUNING_SEED = 1, 100  # the first seeds for reported runs, and for choosing values
+FIRST_SEED, TUNING_SEED = 1, 100  # the first seeds for reported runs, and for choosing values over a grid
+AFTER_SEARCH = 1000  # the first seed for reported runs of a plan with a search, which takes seeds from 0 on
 LOSS_BOUND = 1e9  # beyond any loss that a run recovers from
 OWN_OPTIONS = ("rounds", "steps", "seed")  # set by the plan's own fields
 SCALES = ("percent", "error", "plain")
@@ -57,8 +60,11 @@ class Method:
     hyperparameters: Values = field(default_factory=dict)  # those that are not tuned
     paper: Values = field(default_factory=dict)  # the paper's own values of the tuned ones
     grid: Grid = field(default_factory=dict)
+    box: Mapping[str, Sequence[float]] = field(default_factory=dict)  # instead of those of its fields, in a search
+    searched: bool = True  # false: a search leaves it alone, since it shows values of the paper
     tuned_as: str = ""  # the method whose chosen values it uses; itself unless given
     panels: Sequence[str] = ()
+    trips: int = 1  # the round trips that the paper counts as one communication
     quick: Values = field(default_factory=dict)  # its hyperparameters in the reduced size
 
 
@@ -72,6 +78,18 @@ class Column:
     def __post_init__(self) -> None:
         if (self.at is None) == (self.reach is None) or not math.isfinite(self.reach or 0.0):
             raise InputError("give either rounds as `at`, or a finite number as `reach`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How every line is tuned, and on its own: the budget of `fedbilevel tune`, by validation rows."""
+
+    candidates: int = 64
+    rungs: int = 3
+    keep: int = 4
+    passes: int = 2
+    seeds: int = 3  # in the choice
+    reported: int = 5  # seeds of the reported runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +117,10 @@ class Reproduction:
     every: int
     seeds: int
     tuning_seeds: int = 1
+    search: Search | None = None  # instead of grids
+    searched: bool = False  # whether values come from the search: as soon as it has been made, or if there are no grids
+    first_seed: int = FIRST_SEED
+    ranked: bool = False  # whether methods are ranked over the panels, as a league
     panels: Sequence[Panel]
     methods: Sequence[Method]
     scale: str = "percent"  # how the metric is shown: in per cent, as an error in per cent, or as it is
@@ -106,6 +128,7 @@ class Reproduction:
     knobs: Values = field(default_factory=dict)
     run: Values = field(default_factory=dict)
     columns: Sequence[Column] = ()
+    communications: int | None = None  # after how many, by the paper's count, its order is looked for; round trips unless given
     published: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # panel -> method -> columns
     claimed: Sequence[Sequence[str]] = ()  # the paper's order, best first; a group is methods that it does not tell apart
     says: str = ""  # the paper's finding in words
@@ -129,6 +152,7 @@ class Reproduction:
         if len(budgets) > 1:
             raise InputError(f"the methods' grids have {sorted(budgets)} cells: give each the same number")
         self._check_numbers()
+        self._check_communications()
         if self.quick:
             self.small()
 
@@ -163,6 +187,18 @@ class Reproduction:
                     f"given: {', '.join(map(str, numbers))}"
                 )
 
+    def _check_communications(self) -> None:
+        most = max(method.trips for method in self.methods)
+        if min(method.trips for method in self.methods) < 1:
+            raise InputError("a method's trips must be a whole number from 1")
+        if (self.communications is None) != (most == 1):
+            raise InputError("give both `communications` and the `trips` of methods, or neither")
+        if self.communications is not None and not 1 <= self.communications * most <= self.rounds:
+            raise InputError(
+                f"communications must be from 1 to the plan's rounds over the most trips, {self.rounds // most}; "
+                f"given: {self.communications}"
+            )
+
     def claims(self, panel: Panel) -> Sequence[Sequence[str]]:
         """The paper's order of methods in a panel."""
         return self.claimed if panel.claimed is None else panel.claimed
@@ -179,13 +215,60 @@ class Reproduction:
         """The lines to tune."""
         return [(p, m) for p, m in self.lines() if m.grid and not (p.tuned_as or m.tuned_as or self.tuned_by)]
 
+    def searched_lines(self) -> list[tuple[Panel, Method]]:
+        """The lines that a search tunes."""
+        return [(p, m) for p, m in self.lines() if self.search and m.searched]
+
+    def after_search(self) -> Reproduction:
+        """The plan as a search leads to it: every line tuned on its own, and lines with the paper's values."""
+        if self.search is None or self.searched:
+            return self
+        papers = [(p, m) for p, m in self.lines() if paper_of(p, m)]
+
+        def name(method: Method) -> str:
+            return f"{method.name}, the paper's values"
+
+        def tuned_alone(panel: Panel) -> Panel:
+            here = {
+                name(m): {**panel.hyperparameters.get(m.name, {}), **untied(paper_of(p, m))} for p, m in papers if p is panel
+            }
+            return replace(panel, tuned_as="", grids={}, papers={}, hyperparameters={**panel.hyperparameters, **here})
+
+        def shown(method: Method) -> Method:
+            where = [p.name for p, m in papers if m is method]
+            return replace(method, name=name(method), grid={}, paper={}, tuned_as="", searched=False, panels=where)
+
+        return replace(
+            self,
+            searched=True,
+            seeds=self.search.reported,
+            first_seed=AFTER_SEARCH,
+            tuned_by="",
+            panels=[tuned_alone(panel) for panel in self.panels],
+            methods=[
+                *(replace(m, grid={}, tuned_as="") for m in self.methods),
+                *(shown(m) for m in self.methods if any(m is other for _, other in papers)),
+            ],
+        )
+
+    def searching(self, panel: Panel, method: Method, data: str = "") -> Tuning:
+        """The search of a line."""
+        assert self.search is not None
+        budget = {name: number for name, number in asdict(self.search).items() if name != "reported"}
+        values = {name: value for name, value in fixed(panel, method).items() if name not in method.box}
+        options = replace(self._options(panel, method), every=self.rounds)
+        task, knobs = panel.task or self.task, self._knobs(panel, method)
+        return Tuning.prepared(
+            task, knobs, method.algorithm, values, method.box, options, fixed=values.keys(), data=data, **budget
+        )[0]
+
     def tuning(self, panel: Panel, method: Method, data: str = "") -> Sweep:
         """The grid of a line, with separate seeds."""
         return self._sweep(panel, method, {}, grid_of(panel, method), self.tuning_seeds, TUNING_SEED, data)
 
     def reported(self, panel: Panel, method: Method, chosen: Mapping[str, Any], data: str = "") -> Sweep:
         """The runs of a line with its chosen values."""
-        return self._sweep(panel, method, chosen, {}, self.seeds, FIRST_SEED, data)
+        return self._sweep(panel, method, chosen, {}, self.seeds, self.first_seed, data)
 
     def _sweep(
         self,
@@ -197,11 +280,16 @@ class Reproduction:
         first_seed: int,
         data: str,
     ) -> Sweep:
-        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
-        options = RunOptions.read(f"{panel.name}, {method.name}: run", run)
-        knobs = {**self.knobs, **panel.knobs, **method.knobs}
+        options, knobs = self._options(panel, method), self._knobs(panel, method)
         values = {**fixed(panel, method), **untied(chosen)}
         return Sweep(panel.task or self.task, knobs, method.algorithm, values, grid, seeds, options, data, first_seed)
+
+    def _options(self, panel: Panel, method: Method) -> RunOptions:
+        run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
+        return RunOptions.read(f"{panel.name}, {method.name}: run", run)
+
+    def _knobs(self, panel: Panel, method: Method) -> Values:
+        return {**self.knobs, **panel.knobs, **method.knobs}
 
     def small(self) -> Reproduction:
         """The reduced size: on bundled data, in about a minute, with values that suit the small task."""
@@ -224,11 +312,16 @@ class Reproduction:
                 if (quick.methods is None or m.name in quick.methods) and (not m.panels or set(m.panels) & set(kept))
             ],
             columns=[Column(at=quick.rounds)] if self.columns else (),
+            communications=None,
             published={},
             claimed=(),
             says="",
             why="",
             tuned_by="",
+            search=None,
+            searched=False,
+            first_seed=FIRST_SEED,
+            ranked=False,
             quick=None,
         )
 
@@ -268,7 +361,7 @@ def fixed(panel: Panel, method: Method) -> dict[str, Any]:
 
 
 class Choice(TypedDict):
-    """The best cell of a line's grid, as a tuned file stores it, along with numbers for readers."""
+    """The best cell of a line's grid, or candidate of its search, as a tuned file stores it, along with numbers for readers."""
 
     panel: str
     method: str
@@ -276,6 +369,8 @@ class Choice(TypedDict):
     cells: int
     diverged: int
     with_paper_values: NotRequired[float | str]  # the metric, or "diverged"
+    boxes: NotRequired[Mapping[str, Sequence[float]]]  # of a search
+    edges: NotRequired[Sequence[str]]  # what has its best value at an end of all that was searched
 
 
 @dataclass(frozen=True)
@@ -283,25 +378,27 @@ class Tuned:
     """The values that tuning has chosen, by panel and method."""
 
     chosen: Sequence[Choice] = ()
+    searched: bool = False  # by a search, and not over grids
 
     @classmethod
     def read(cls, path: Path) -> Tuned:
         """The values in a file; none if there is no such file."""
         return read_toml(path, cls) if path.exists() else cls()
 
-    def values(self, panel: str, method: str) -> Values:
-        """What was chosen for a line; empty if it was not tuned."""
-        return next((c["values"] for c in self.chosen if (c["panel"], c["method"]) == (panel, method)), {})
+    def values(self, panel: str, method: str) -> Values | None:
+        """What was chosen for a line; None if it was not tuned."""
+        return next((c["values"] for c in self.chosen if (c["panel"], c["method"]) == (panel, method)), None)
 
 
 def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
     """The tuned values of a line: its own, or those of the line that it refers to."""
-    if not (method.grid or reproduction.tuned_by):
+    tuned = method.searched if reproduction.searched else method.grid or reproduction.tuned_by
+    if not tuned:
         return {}
     name, line = reproduction.tuned_by or reproduction.name, (panel.tuned_as or panel.name, method.tuned_as or method.name)
     file = tuned_file(name, folder)
     values = Tuned.read(file).values(*line)
-    if not values:
+    if values is None:
         raise InputError(f"{file} has no values for {', '.join(line)}: choose them with 'fedbilevel reproduce {name} --tune'")
     with naming(file):
         ALGORITHMS[method.algorithm].configure(method.algorithm, untied(values))
@@ -313,14 +410,23 @@ def tuned_file(name: str, folder: Path = FOLDER) -> Path:
     return folder / f"{name}.tuned.toml"
 
 
-def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]]) -> str:
+def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]], searched: bool = False) -> str:
     """The text of a file with chosen values."""
-    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best cell of each line's grid by {metric}."]
+    how = f"cell of each line's grid by {metric}"
+    if searched:
+        how = "candidate of each line's search by validation rows"
+    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best {how}.", *(["searched = true"] if searched else [])]
     for entry in entries:
-        values = ", ".join(f'"{k}" = {json.dumps(v)}' for k, v in entry["values"].items())
-        rest = (f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in entry.items() if k != "values")
-        lines += ["", "[[chosen]]", *rest, f"values = {{ {values} }}"]
+        in_order = sorted(entry.items(), key=lambda item: item[0] == "values")
+        lines += ["", "[[chosen]]", *(f"{k} = {_toml(v)}" for k, v in in_order)]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A number, a text, a list of these, or a table of any of them."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def names(folder: Path = FOLDER) -> list[str]:
@@ -335,4 +441,6 @@ def read(name: str, folder: Path = FOLDER) -> Reproduction:
     known = names(folder)
     if name not in known:
         raise InputError(f"there is no table or figure {name!r}{nearest(name, known)}")
-    return read_toml(folder / f"{name}.toml", Reproduction, name=name)
+    plan = read_toml(folder / f"{name}.toml", Reproduction, name=name)
+    has_grids = plan.tuned_by or any(method.grid for method in plan.methods)
+    return plan if has_grids and not Tuned.read(tuned_file(name, folder)).searched else plan.after_search()

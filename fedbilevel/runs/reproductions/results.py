@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedbilevel.errors import InputError, in_one_line
+from fedbilevel.runs.reproductions.plan import Reproduction
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.user_files import read_bytes
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     gradients: int
     second_order: int
     value: float  # the reproduction's metric
+    seconds: float = math.nan  # of computing, without compiling, among the line's other seeds; only where methods are ranked
 
     @property
     def derivatives(self) -> int:
@@ -56,6 +58,17 @@ class Run(NamedTuple):
 Results = dict[tuple[str, str], list[Run]]  # by panel and method
 
 
+def as_the_paper_counts(plan: Reproduction, results: Results) -> Results:
+    """The results with the paper's communications for round trips; what is sent before the first step is in none."""
+    trips = {method.name: method.trips for method in plan.methods}
+    return {
+        (panel, method): [
+            run._replace(rows=[row._replace(rounds=row.rounds // trips[method]) for row in run.rows]) for run in runs
+        ]
+        for (panel, method), runs in results.items()
+    }
+
+
 def collect(study: Study) -> Results:
     """The numbers of a study's runs."""
     metric, found = study.reproduction.metric, {}
@@ -73,6 +86,7 @@ def collect(study: Study) -> Results:
                         spent.gradients,
                         spent.second_order,
                         math.nan if (value := row[metric]) is None else float(value),
+                        float(row["seconds"] or 0) if study.reproduction.ranked else math.nan,
                     )
                     for row, spent in zip(outcome.rows, spent_by_row, strict=True)
                 ],
@@ -82,19 +96,24 @@ def collect(study: Study) -> Results:
     return found
 
 
-HEADER = ["panel", "method", "seed", "status", *Row._fields]
-NO_ROW: list[object] = [""] * len(Row._fields)  # for a run that diverged before its first row
+HEADER = ["panel", "method", "seed", "status", *Row._fields[:-1]]
+TIMED = [*HEADER, Row._fields[-1]]
 
 
 def to_csv(results: Results) -> str:
     """A line for each moment of each run."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEADER)
+    timed = not all(math.isnan(row.seconds) for runs in results.values() for run in runs for row in run.rows)
+    writer.writerow(TIMED if timed else HEADER)
+    no_row: list[object] = [""] * (len(Row._fields) - (not timed))  # for a run that diverged before its first row
     for (panel, method), runs in results.items():
         for run in runs:
-            rows = [[r.rounds, f"{r.megabytes:.6g}", r.gradients, r.second_order, f"{r.value:.5g}"] for r in run.rows]
-            for numbers in rows or [NO_ROW]:
+            rows = [
+                [r.rounds, f"{r.megabytes:.6g}", r.gradients, r.second_order, f"{r.value:.5g}", *[f"{r.seconds:.4g}"] * timed]
+                for r in run.rows
+            ]
+            for numbers in rows or [no_row]:
                 writer.writerow([panel, method, run.seed, run.status, *numbers])
     return out.getvalue()
 
@@ -104,15 +123,16 @@ def from_csv(path: Path) -> Results:
     found: Results = {}
     lines = csv.reader(io.StringIO(read_bytes(path).decode(errors="replace"), newline=""))
     try:
-        if next(lines, None) != HEADER:
+        if next(lines, None) not in (HEADER, TIMED):
             raise ValueError("it holds no results of a reproduction")
         for panel, method, seed, status, *numbers in lines:
             runs = found.setdefault((panel, method), [])
             if not runs or runs[-1].seed != int(seed):
                 runs.append(Run(int(seed), status, []))
-            if numbers != NO_ROW:
-                rounds, megabytes, gradients, second_order, value = numbers
-                runs[-1].rows.append(Row(int(rounds), float(megabytes), int(gradients), int(second_order), float(value)))
+            if any(numbers):
+                rounds, megabytes, gradients, second_order, value, *seconds = numbers
+                counted = int(rounds), float(megabytes), int(gradients), int(second_order)
+                runs[-1].rows.append(Row(*counted, float(value), *map(float, seconds)))
     except (csv.Error, ValueError) as error:
         raise InputError(f"{path}, line {lines.line_num}: {in_one_line(error)}: write it again") from None
     return found

@@ -1,6 +1,7 @@
 """Running a table or figure: a folder of sweeps, one for each line's grid and one for its reported runs.
 
 tuning/PANEL/METHOD    the grid, as `fedbilevel sweep` writes it
+search/PANEL/METHOD    the search, as `fedbilevel tune` writes it
 lines/PANEL/METHOD     the runs with the chosen values, and work.json, the derivatives that they took
 
 What is finished is not run again.
@@ -36,6 +37,7 @@ from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
+from fedbilevel.runs.tuning.folder import TuningFolder
 from fedbilevel.runs.versions import changes_since
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json
@@ -67,6 +69,9 @@ class Study:
 
     def tune(self, observe: Observe = lambda line, rounds: None) -> None:
         """Run the grids, and write the chosen values beside the plan."""
+        if self.reproduction.search:
+            self._search(observe)
+            return
         plan = self.reproduction
         if not plan.tuned_lines():
             raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
@@ -74,6 +79,38 @@ class Study:
         for panel, method in plan.tuned_lines():
             self.tune_line(panel, method, observe)
         write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, self.choices()).encode())
+
+    def _search(self, observe: Observe) -> None:
+        """Tune all lines as `fedbilevel tune` does, and write the chosen values beside the plan."""
+        self.reproduction = plan = self.reproduction.after_search()
+        self._require_metric(plan.reported(panel, method, {}, self._data) for panel, method in plan.searched_lines())
+        for panel, method in plan.searched_lines():
+            path, label = self._folder("search", panel, method), f"tuning {panel.name}, {method.name}"
+            tuning = plan.searching(panel, method, self._data)
+            if (path / TuningFolder.FILE).exists() and TuningFolder(path).described != tuning:
+                shutil.rmtree(path)  # it is of another plan
+            observe(label, 0)
+            TuningFolder.create(path, tuning).execute(observe=lambda done, of, word, label=label: observe(label, done))  # type: ignore[misc]
+            jax.clear_caches()
+        found = [self._found(panel, method) for panel, method in plan.searched_lines()]
+        write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, found, searched=True).encode())
+
+    def _found(self, panel: Panel, method: Method) -> dict[str, Any]:
+        """The best candidate of a search, or the one that lasted longest if all diverged."""
+        found = TuningFolder(self._folder("search", panel, method)).found()
+        climbed = [candidate.rungs[-1] for candidate in found.climbed()]
+        best = found.best() or max(climbed, key=_endurance)
+        return {
+            "panel": panel.name,
+            "method": method.name,
+            "values": dict(best.values),
+            found.tuning.metric: _mean(best, found.tuning.metric),
+            "seeds": list(found.tuning.seed_numbers(found.tuning.rungs - 1)),
+            "cells": len(climbed),
+            "diverged": sum(bool(cell.diverged) for cell in climbed),
+            "boxes": {name: list(ends) for name, ends in found.tuning.boxes.items()},
+            "edges": found.edges(),
+        }
 
     def tune_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
         """Run the grid of one line."""

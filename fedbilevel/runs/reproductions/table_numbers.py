@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fedbilevel.runs.reproductions.plan import Column, Reproduction
-from fedbilevel.runs.reproductions.results import Run
+from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.runs.sweeps.cell import deviation
 
@@ -41,6 +41,17 @@ def number(runs: Sequence[Run], column: Column) -> Number | None:
     return Number.over([run.until(column.reach or 0.0) for run in runs])
 
 
+def least_spent(lines: Sequence[Sequence[Run]], cost: Callable[[Row], float]) -> float:
+    """What every line has spent, each as much as its costliest run; runs that diverged are left out."""
+    ended = [[run.rows[-1] for run in runs if run.status != DIVERGED] for runs in lines]
+    return min((max(cost(row) for row in line) for line in ended if line), default=0.0)
+
+
+def metric_at(run: Run, cost: Callable[[Row], float], limit: float) -> float | None:
+    """A run's metric after spending so much; None if it had diverged, or had no metrics after its start yet."""
+    return run._replace(rows=run.rows[1:]).when(cost, limit)
+
+
 class Budget(NamedTuple):
     """What every method of a panel has spent: each spent as much as its costliest run, and the least of these counts."""
 
@@ -50,19 +61,13 @@ class Budget(NamedTuple):
     @classmethod
     def common(cls, lines: Sequence[Sequence[Run]]) -> Budget:
         """The budget of a panel's lines; runs that diverged are left out."""
-        ended = [[run.rows[-1] for run in runs if run.status != DIVERGED] for runs in lines]
-        ends = [line for line in ended if line]
-        return cls(
-            min((max(row.megabytes for row in line) for line in ends), default=0.0),
-            min((max(row.derivatives for row in line) for line in ends), default=0.0),
-        )
+        return cls(least_spent(lines, lambda row: row.megabytes), least_spent(lines, lambda row: row.derivatives))
 
     def reached(self, run: Run) -> tuple[float | None, float | None]:
         """A run's metric after spending the megabytes, and the derivatives; None if it had diverged, or had no metrics yet."""
-        started = run._replace(rows=run.rows[1:])
         return (
-            started.when(lambda row: row.megabytes, self.megabytes),
-            started.when(lambda row: row.derivatives, self.derivatives),
+            metric_at(run, lambda row: row.megabytes, self.megabytes),
+            metric_at(run, lambda row: row.derivatives, self.derivatives),
         )
 
     def numbers(self, runs: Sequence[Run]) -> list[Number | None]:
