@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federations import trajectory
+from sklearn.datasets import load_breast_cancer
 
 import fedbilevel as fb
 from fedbilevel.algorithms.fedpace import SHORTEST
@@ -53,6 +54,32 @@ def test_closed_forms_are_reached_without_tuning(task, rounds):
     errors = [row["x_error"] / first["x_error"] for row in rest if row]
     print([k * 50 + 50 for k, e in enumerate(errors) if e < 1e-4][:1], errors[-1], len(errors))
     assert errors[-1] < 1e-4
+
+
+# --- running on ---
+
+
+def log_loss(x, y, rows):
+    return jnp.mean(jax.nn.softplus((1 - 2 * rows["label"]) * (rows["features"] @ y)))
+
+
+@pytest.mark.slow
+def test_a_lower_level_whose_curvature_grows_is_followed_for_as_long_as_the_run_goes_on():
+    """The README's problem: f keeps falling as the regularisation exp(x) of some features grows without bound."""
+    features, labels = load_breast_cancer(return_X_y=True)
+    features = (features - features.mean(0)) / features.std(0)
+    hospitals = np.split(np.arange(len(labels)), [60, 180, 260, 420])
+    upper, lower = ([{"features": features[h][k::2], "label": labels[h][k::2]} for h in hospitals] for k in (1, 0))
+    problem = Problem(log_loss, lambda x, y, rows: log_loss(x, y, rows) + jnp.sum(jnp.exp(x) * y**2))
+    population = Population.build(problem, upper, lower)
+    found = states(SimulatedEngine(population, Everyone()), jnp.zeros(30), jnp.zeros(30), 1000)
+    losses = jax.vmap(
+        lambda x, y: jnp.stack([sum(problem.f(x, y, rows) for rows in upper), sum(problem.g(x, y, rows) for rows in lower)])
+    )
+    (f_before, g_before), (f_after, g_after) = losses(found.x[300::699], found.y[300::699]) / len(hospitals)
+    print(f_before, g_before, f_after, g_after)
+    assert f_after < 0.9 * f_before < 0.08
+    assert g_after < g_before
 
 
 # --- units ---

@@ -327,9 +327,10 @@ def square(v):
 
 
 class Pace:
-    """The pace p, with β for its averages: its module's docstring."""
+    """The pace p, with β for its averages and its bound: its module's docstring."""
 
-    def __init__(self, beta, x):
+    def __init__(self, beta, x, fastest):
+        self.fastest = fastest
         self.beta, self.p, self.averages, self.last_loss, self.least, self.best_x, self.since = (
             beta,
             1.0,
@@ -354,7 +355,7 @@ class Pace:
         if risen:
             self.p /= 2
         elif 2 * square(along) > late:
-            self.p = min(10, 1.02 * self.p)
+            self.p = min(self.fastest, 1.02 * self.p)
         elif self.p > 1:
             self.p = max(1, self.p / 1.02)
         self.since, self.last_loss = 0 if risen else self.since + 1, loss
@@ -385,7 +386,8 @@ def fedpace(a, F, x, y, keys, box=np.inf):
     delta_0 = 1 / F.mean([f / g for f, g in zip(bends, largest, strict=True)])
     delta = 0.0 if convex else delta_0
     fixed = np.sin(np.arange(1, len(y) + 1))
-    m, reported, averages, L_x, pace, history = [0, 0, 0], [x, y], None, 0.0, Pace(a.beta, x), []
+    m, reported, averages, L_x, history = [0, 0, 0], [x, y], None, 0.0, []
+    pace = Pace(a.beta, x, max(1, (1 - np.sqrt(a.beta)) / a.phi))
 
     for t in range(1, len(keys) + 1):
         secant = delta > 1e-3 * delta_0
@@ -431,7 +433,7 @@ def fedpace(a, F, x, y, keys, box=np.inf):
 
 def fedpace_local(a, F, x, y, keys):
     """FedPace-Local's docstring with exact inverses, which solve a quadratic lower level in one step."""
-    m, L, apart, pace = 0, 0.0, 0, Pace(a.beta, x)
+    m, L, apart, pace = 0, 0.0, 0, Pace(a.beta, x, 10)
     for t in range(1, len(keys) + 1):
         ys, d, turned, loss = [], [], [], []
         for c in F:

@@ -20,7 +20,8 @@ L, which starts as the largest curvature of the first round, and |∂_x D_x h| a
 over rounds. r² = |∂_x D_y h|² / (|D_y|² + δ₀² |∇_y f|²) says how much the lower level's gradient changes as x moves,
 relatively: φ is the most that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with
 s = |G|² / (|G|² + |∇_x f|²). |D_x| is the largest of now, of late and of the average over all rounds. The rules of the pace
-p are in `pace`.
+p are in `pace`. It is at most (1 - √β) / φ, or 1 if that is less: along m, no direction of y comes nearer to its place in a
+round than by the factor √β, so what x changes by more than 1 - √β is never made good.
 
 A first round looks at the lower level: if it is convex and y is free, δ = 0. If not, δ starts from δ₀, and then is what
 makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
@@ -134,6 +135,11 @@ class Paced(Algorithm):
     c_x: float = real(4.0, "c_x, x's step in units of its own 1 / L", source="ours", above=0)
     phi: float = real(0.02, "φ, the most that x may change the lower level's gradient in a round", source="ours", above=0)
 
+    @property
+    def fastest(self) -> Array:
+        """The bound of the pace."""
+        return jnp.maximum(1, (1 - jnp.sqrt(self.beta)) / self.phi)
+
     def direction(self, problem: Problem, z: Point, batch: Batch, delta: Array, secant: Array) -> tuple[Point, Array, Array]:
         """D, ∇_x f and ∇_y f."""
         x, y, u = z
@@ -219,7 +225,7 @@ class Paced(Algorithm):
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
         )
         averages = averaged(t, self.beta, state.averages, seen_now)
-        pace, better = state.pace.after(t, self.beta, heading, loss)
+        pace, better = state.pace.after(t, self.beta, heading, loss, self.fastest)
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
         x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))

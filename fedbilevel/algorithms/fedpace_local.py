@@ -43,6 +43,7 @@ from fedbilevel.settings import count, real
 START = 10  # rounds until x's step has its full length
 APART = 20  # rounds that disagree until it has half of that
 TRIALS = 3  # of a
+FASTEST = 10  # the bound of the pace: up to the longest step that is stable on a quadratic
 
 
 class State(NamedTuple):
@@ -158,7 +159,7 @@ class FedPaceLocal(Algorithm):
         step = ratio(pace.p * self.c * jnp.minimum(1, (t + 1) / START), curvature) / (1 + apart / APART)
         clients.report(hypergradient_norm=jnp.linalg.norm(along), step_x=step, pace=pace.p)
         heading = Heading.of(seen.d, along, x, pace.best_x)
-        pace, better = pace.after(t, self.beta, heading, seen.loss)
+        pace, better = pace.after(t, self.beta, heading, seen.loss, FASTEST)
         pace = pace._replace(best_x=jnp.where(better, x, pace.best_x))
         new = x - step * along, m, count + 1, curvature, apart + ~pace.averages.agree(heading.along), pace
         return State._make((*if_any(S.active, new, state[:-1]), S.put(y, result[0])))

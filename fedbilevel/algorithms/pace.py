@@ -1,7 +1,7 @@
 """The pace of x: what FedPace and its two variants multiply x's step with, so that nobody has to.
 
-The pace p is 1 to begin with. It grows by 2 % in a round, up to 10, while rounds agree on x's direction, and sinks back to 1
-while they do not. It is halved when f has risen above its least by more than it changes from round to round, and x's direction
+The pace p is 1 to begin with. It grows by 2 % in a round, up to a bound that its method sets, while rounds agree on x's
+direction, and sinks back to 1 while they do not. It is halved when f has risen above its least by more than it changes from round to round, and x's direction
 points back to where f was least.
 """
 
@@ -16,7 +16,7 @@ from jax import Array
 from fedbilevel.core.curvature import squared
 from fedbilevel.core.problem import Tree
 
-FASTER, FASTEST = 1.02, 10  # the pace's growth in a round, and its bound
+FASTER = 1.02  # the pace's growth in a round
 FADE = 0.98  # of a measured curvature from round to round
 PATIENCE = 25  # rounds after which f may be found to have risen
 
@@ -61,7 +61,7 @@ class Pace(NamedTuple):
         """The pace of the first round."""
         return cls(zero + 1, Averages(zero, zero, zero), zero, zero, x, jnp.int32(0))
 
-    def after(self, t: Array, beta: float, heading: Heading, loss: Array) -> tuple[Pace, Array]:
+    def after(self, t: Array, beta: float, heading: Heading, loss: Array, fastest: Array | float) -> tuple[Pace, Array]:
         """The pace after round t = 0, 1, ..., which has found this heading and loss, and whether the loss is the least so far.
 
         If it is, `best_x` is to become the x of that round.
@@ -73,7 +73,7 @@ class Pace(NamedTuple):
         back = (heading.ahead > 0) & ~better
         risen = (averages.loss > least + jnp.sqrt(averages.jump)) & back & (self.since > PATIENCE)
         calmer = jnp.minimum(self.p, jnp.maximum(1, self.p / FASTER))
-        p = jnp.where(averages.agree(heading.along), jnp.minimum(self.p * FASTER, FASTEST), calmer)
+        p = jnp.where(averages.agree(heading.along), jnp.minimum(self.p * FASTER, fastest), calmer)
         p = jnp.where(risen, self.p / 2, p)
         return Pace(p, averages, loss, least, self.best_x, jnp.where(risen, 0, self.since + 1)), better
 
