@@ -27,7 +27,7 @@ test-all: .venv/developed
 
 test-torch: .venv/developed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[torch,bench]'
-	$(BIN)/pytest tests/test_from_torch.py tests/test_docs.py tests/test_examples.py -m "not federation" -k torch
+	$(BIN)/pytest tests/test_from_torch.py tests/test_torch_everywhere.py tests/test_docs.py tests/test_examples.py -m "not federation" -k torch
 
 campaign: .venv/developed
 	$(BIN)/python -m campaign
