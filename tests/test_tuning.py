@@ -247,6 +247,16 @@ def test_a_folder_holds_tunings_on_one_problem(tmp_path):
     assert [folder.path.name for folder in TuningFolder.find(tmp_path)] == ["fedavg", "simfbo"]
     with pytest.raises(FolderTaken, match="already holds something else"):
         create(tmp_path / "simfbo", [other])
+    (tmp_path / "runs" / "fedpace").mkdir(parents=True)
+    (tmp_path / "runs" / "fedpace" / "config.json").write_text("{}")
+    with pytest.raises(FolderTaken, match=r"fedpace already holds something else \(config.json\)"):
+        create(tmp_path / "runs", [other])
+
+
+def test_runs_and_tunings_do_not_share_a_folder(run, tmp_path):
+    create(tmp_path / "tuned", [prepared()])
+    code, _, err = run("run", "quadratic", "fedavg", *KNOB_WORDS, "--rounds", 5, "--out", "tuned")
+    assert code == 2 and "tuned/simfbo already holds something else (tuning.json): choose another folder" in err
 
 
 def test_the_best_of_a_tuning_goes_when_it_is_replaced(tmp_path):

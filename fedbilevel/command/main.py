@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import Annotated, TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -52,12 +52,19 @@ def _command(
     """Federated bilevel optimization: run algorithms on tasks, compare them, and deploy them."""
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Say the package's own advice in one line, and show other warnings as Python does."""
     if issubclass(category, Advice):
         warn(in_one_line(message, LONGEST))
     else:
-        print(warnings.formatwarning(message, category, *rest[:2]), end="", file=sys.stderr)
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
 def main() -> None:

@@ -207,8 +207,10 @@ def start(
     configurations: list[Configuration], out: Path, force: bool, style: Style = SCREEN, elsewhere: ClientData | None = None
 ) -> None:
     """Write the configurations of all runs, so that an interruption at any point can be resumed; then run them."""
+    from fedbilevel.runs.files import require_place
     from fedbilevel.runs.folder import RunFolder
 
+    require_place(out, "*/tuning.json")  # which `resume` would continue instead
     experiments = [configuration.experiment(elsewhere) for configuration in configurations]
     if not configurations[0].federation:
         experiments[0].require_finite_start()  # all are on one task

@@ -150,7 +150,7 @@ def prepared(
 
 def create(place: Path, tunings: Sequence[Tuning], force: bool = False) -> list[TuningFolder]:
     """A folder for each tuning, named after its algorithm, beside those of other algorithms on the same problem."""
-    require_place(place, "config.json", "sweep.json", TuningFolder.FILE)
+    require_place(place, "config.json", "*/config.json", "sweep.json", TuningFolder.FILE)
     paths = [place / label(tuning.algorithm) for tuning in tunings]
     for folder in TuningFolder.find(place):
         if folder.path not in paths and folder.described.problem() != tunings[0].problem():
