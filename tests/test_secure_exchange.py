@@ -1,5 +1,6 @@
 """Secure sums in a federation: the simulation's numbers, in two exchanges, from clients that are all asked the same."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from federations import deployed
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from signing import Keys, Signer
 
 import fedbilevel as fb
@@ -17,9 +20,10 @@ from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Dropouts, Everyone, Uniform
 from fedbilevel.engines import wire
 from fedbilevel.engines.deployed import DeployedEngine
+from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.messages import EXPRESSIONS, Advertise, Call, Evaluate, Masked, Request, ShareKeys, Store, Unmask
-from fedbilevel.engines.secure_exchange import SecureExchange
+from fedbilevel.engines.secure_exchange import SecureClient, SecureExchange
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.tasks.quadratic import Quadratic
@@ -342,6 +346,70 @@ def test_requests_that_the_server_repeats_are_refused(monkeypatch):
     for m, request in sent[:9]:
         with pytest.raises(InputError, match="refused"):
             runtimes[m].answer(request)
+
+
+class Unreliable:
+    """A transport that loses requests and replies, to clients that are restarted now and then."""
+
+    def __init__(self, clients, least, rng):
+        self.rng, self.faults, self.rule = rng, 0.1, configured(f"secure-sum(at_least={least})")
+        self.keys, self.exchanges, self.adverts = Keys(clients), 0, []
+        self.values = rng.integers(-1000, 1000, (clients, 5)).astype(np.int32)
+        self.clients = {m: self.started(m) for m in range(clients)}
+
+    def started(self, m):
+        return SecureClient(m, self.rule, Signer(self.keys, m))
+
+    def server(self):
+        return SecureExchange(Exchange(self, len(self.clients), 2), self.rule, Signer(self.keys, 0), len(self.clients))
+
+    def happens(self):
+        return self.rng.random() < self.faults
+
+    def ask(self, requests):
+        self.exchanges += 1
+        replies, failures = {}, {}
+        for m, request in requests.items():
+            if self.happens():
+                self.clients[m] = self.started(m)
+            try:
+                assert not self.happens(), "the request was lost"
+                reply = self.clients[m].answer(read(request), [self.values[m]])
+                self.adverts += {Advertise: [reply], Masked: reply[1:]}.get(type(read(request)), [])
+                assert not self.happens(), "the reply was lost"
+                replies[m] = wire.encode(reply)
+            except (InputError, AssertionError) as error:
+                failures[m] = Failure.of(error)
+        return replies, failures
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), clients=st.integers(3, 6), data=st.data())
+def test_whatever_is_lost_or_restarted_a_sum_is_exact_or_fails_and_no_keys_are_used_again(seed, clients, data):
+    least, rng = data.draw(st.integers(2, clients - 1)), np.random.default_rng(seed)
+    network = Unreliable(clients, least, rng)
+    server = network.server()
+
+    def summed(server):
+        cohort = sorted(rng.choice(clients, rng.integers(least, clients + 1), replace=False).tolist())
+        asked = Evaluate(rng.random(3), None)
+        total, members, failures = server.total({m: (asked, []) for m in cohort}, 5)
+        np.testing.assert_array_equal(total, network.values[members].sum(0))
+        assert least <= len(members) and set(members) <= set(cohort)
+        assert set(cohort) - set(members) <= failures.keys() <= set(cohort)  # whoever is missing is missing for a reason
+        return members == cohort and not failures
+
+    for _ in range(6):
+        server = network.server() if network.happens() else server
+        with contextlib.suppress(RuntimeError):
+            summed(server)
+    network.faults = 0
+    for _ in range(2):
+        assert summed(server)
+    before = network.exchanges
+    assert summed(server) and network.exchanges == before + 2
+    shown = {bytes(advert[start : start + 32]) for advert in network.adverts for start in (0, 32, 64)}
+    assert len(shown) == 3 * len(network.adverts)
 
 
 def test_a_server_cannot_ask_all_clients_for_values_of_its_own_choice(monkeypatch):

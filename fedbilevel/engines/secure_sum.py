@@ -80,7 +80,7 @@ class Advert(NamedTuple):
 
     def to_sign(self, client: int) -> bytes:
         """What that client signs: all lengths are fixed."""
-        return b"fedbilevel secure sum" + client.to_bytes(8, "big") + b"".join(self[:4])
+        return b"fedbilevel keys of a secure sum" + client.to_bytes(8, "big") + b"".join(self[:4])
 
 
 class Shares(NamedTuple):
