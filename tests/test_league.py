@@ -10,12 +10,12 @@ import time
 
 import numpy as np
 import pytest
+from bare_plans import bare_plan
 from scipy.stats import friedmanchisquare
 
 from fedbilevel.command import main
 from fedbilevel.report import difference_picture, league_page
 from fedbilevel.runs.reproductions.league import alike, friedman, ranks, standings
-from fedbilevel.runs.reproductions.plan import Method, Panel, Reproduction
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.table_numbers import Number
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
@@ -79,20 +79,7 @@ def line(*values, megabytes=1.0, derivatives=1, seconds=1.0, status=FINISHED):
     return [Run(seed, status, rows) for seed in (1, 2)]
 
 
-PLAN = Reproduction(
-    name="l",
-    title="",
-    paper="",
-    task="quadratic",
-    metric="x_error",
-    scale="plain",
-    rounds=20,
-    every=10,
-    seeds=2,
-    ranked=True,
-    panels=[Panel(name="p"), Panel(name="q")],
-    methods=[Method(name=name, algorithm="simfbo") for name in "ABC"],
-)
+PLAN = bare_plan("pq", {"A": {}, "B": {}, "C": {}}, ranked=True)
 
 
 def test_every_cost_has_its_own_budget_and_its_own_order(tmp_path):
