@@ -388,12 +388,14 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(changes, said):
         (dict(seeds=True), "seeds must be a whole number from 1"),
         (dict(seconds="5"), "seconds must be a number above 0; given: '5'"),
         (dict(processes=2.5), "processes must be a whole number from 1"),
+        (dict(processes=0), "processes must be a whole number from 1"),
     ],
 )
-def test_what_cannot_be_given_in_python_is_refused_in_one_line(given, said):
+def test_what_cannot_be_given_in_python_is_refused_in_one_line_and_leaves_no_folder(tmp_path, given, said):
     how = dict(algorithms="simfbo", knobs=KNOBS, rounds=4, candidates=1, rungs=1, passes=1, seeds=1) | given
     with pytest.raises(InputError, match=said):
-        fb.tune("quadratic", **how)
+        fb.tune("quadratic", **how, out=tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
 
 
 def test_numbers_of_numpy_are_numbers():

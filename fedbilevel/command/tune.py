@@ -112,8 +112,10 @@ def tune(
     from fedbilevel.library.tune import create, prepared
     from fedbilevel.registry import chosen
     from fedbilevel.runs.options import RunOptions
+    from fedbilevel.runs.tuning.workers import require_workers
     from fedbilevel.tasks import TASKS
 
+    require_workers(processes, ray)
     task, names = chosen(TASKS, task), [chosen(ALGORITHMS, name) for name in algorithms]
     options = RunOptions(
         rounds=rounds,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from fedbilevel.algorithms import ALGORITHMS
@@ -26,7 +25,7 @@ from fedbilevel.runs.progress import moving
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.tuning.folder import BEST, TuningFolder
 from fedbilevel.runs.tuning.tuning import Tuning
-from fedbilevel.runs.tuning.workers import Workers, workers
+from fedbilevel.runs.tuning.workers import Workers, require_workers, workers
 from fedbilevel.tasks.base import Task
 from fedbilevel.user_files import naming
 
@@ -95,11 +94,9 @@ def tune(
     several: list[str | Algorithm] = [algorithms] if isinstance(algorithms, str | Algorithm) else list(algorithms)
     require(bool(several), "algorithms", "at least one algorithm", algorithms)
     require(isinstance(by, str), "by", "the name of a metric", by)
+    require_workers(processes, ray)
     recorded = None if out is None else path_of("out", out)
     require(isinstance(boxes, Mapping | None), "boxes", "a dictionary of pairs (low, high) by name", boxes)
-    for name, ends in (boxes or {}).items():
-        pair = isinstance(ends, Sequence | np.ndarray) and not isinstance(ends, str | bytes) and len(ends) == 2
-        require(pair, f"boxes: {name}", "a pair (low, high)", ends)
     of_task, parts = task_part(task, given_knobs(knobs), data), [algorithm_part(one) for one in several]
     options = RunOptions(
         rounds=rounds,

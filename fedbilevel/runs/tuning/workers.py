@@ -177,14 +177,19 @@ class RayCluster:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def workers(processes: int = 1, ray: str = "") -> Iterator[Workers]:
-    """During the block, the workers that are asked for."""
+def require_workers(processes: int, ray: str) -> None:
+    """Raise `InputError` unless such workers can be asked for."""
     processes = unwrapped(processes)
     whole = isinstance(processes, int) and not isinstance(processes, bool)
     require(whole and 1 <= processes <= MOST, "processes", f"a whole number from 1 to {MOST:,}", processes)
     if ray and processes > 1:
         raise InputError("give either processes on this machine or the address of a Ray cluster, not both")
+
+
+@contextlib.contextmanager
+def workers(processes: int = 1, ray: str = "") -> Iterator[Workers]:
+    """During the block, the workers that are asked for."""
+    require_workers(processes, ray)
     if not ray and processes == 1:
         yield Here()
         return
