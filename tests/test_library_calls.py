@@ -374,8 +374,8 @@ REFUSED = [
     refused("tune: algorithms", lambda: tune(algorithms=3), "algorithms", "3"),
     refused("tune: by", lambda: tune(by=3), "by must be", "3"),
     refused("tune: knobs", lambda: tune(knobs=3), "knobs", "3"),
-    refused("tune: a box that is a number", lambda: tune(boxes={"gamma_x": 1}), "boxes: gamma_x", "(low, high)", "1"),
-    refused("tune: a box that is text", lambda: tune(boxes={"gamma_x": "12"}), "boxes: gamma_x", "'12'"),
+    refused("tune: a box that is a number", lambda: tune(boxes={"gamma_x": 1}), "the box of gamma_x", "LOW:HIGH", "1"),
+    refused("tune: a box that is text", lambda: tune(boxes={"gamma_x": "12"}), "the box of gamma_x", "'12'"),
     refused("tune: seconds", lambda: tune(seconds="1"), "seconds", "'1'"),
     refused("tune: no rounds", lambda: tune(rounds=None), "give either a budget of rounds"),
     # hyperparameters, and algorithms of one's own
