@@ -1,8 +1,8 @@
 """The pace of x: what FedPace and its two variants multiply x's step with, so that nobody has to.
 
 The pace p is 1 to begin with. It grows by 2 % in a round, up to a bound that its method sets, while rounds agree on x's
-direction, and sinks back to 1 while they do not. It is halved when f has risen above its least by more than it changes from round to round, and x's direction
-points back to where f was least.
+direction, and sinks back to 1 while they do not. It is halved when f has risen above its least by more than it changes from
+round to round, and x's direction points back to where f was least.
 """
 
 from __future__ import annotations
