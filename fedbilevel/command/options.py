@@ -129,6 +129,13 @@ Arrivals = Annotated[
         "--arrivals", help="When answers come, with --aggregate buffered: lognormal:SIGMA, or the arrivals.jsonl of a run."
     ),
 ]
+KeepBest = Annotated[
+    bool,
+    typer.Option(
+        "--keep-best",
+        help="End with the recorded round that is best on one in five of each client's upper rows, held out of the losses.",
+    ),
+]
 RankBy = Annotated[
     str,
     typer.Option(

@@ -104,4 +104,5 @@ def _comparable(directories: list[Path]) -> tuple[list[RunFolder], list[Curve]]:
 def _plain(curve: Curve) -> dict[str, Any]:
     last = curve.rows[-1]
     traffic = {f"megabytes_{direction}": curve.megabytes(last, direction) for direction in ("up", "down")}
-    return {"label": curve.label, "status": curve.status, "headline": curve.headline, "last": last, **traffic}
+    best = {} if curve.best_round is None else {"best": curve.end}
+    return {"label": curve.label, "status": curve.status, "headline": curve.headline, "last": last, **best, **traffic}

@@ -24,6 +24,7 @@ from fedbilevel.command.options import (
     Epsilon,
     Every,
     Force,
+    KeepBest,
     Knobs,
     Look,
     LossBound,
@@ -106,6 +107,7 @@ def run(
     delta: Delta = None,
     set_privacy: PrivacySettings = None,
     arrivals: Arrivals = "",
+    keep_best: KeepBest = False,
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -139,6 +141,7 @@ def run(
         attack=attack,
         privacy=privacy(epsilon, delta, set_privacy),
         arrivals=located(arrivals),
+        keep_best=keep_best,
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}

@@ -19,6 +19,7 @@ from fedbilevel.library.names import name_of, plain
 from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import executed_hashes, is_unnamed
 from fedbilevel.runs import progress
+from fedbilevel.runs.best_round import EndPoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.folder import Beginning, RunFolder
@@ -38,15 +39,15 @@ def recorded(experiment: Experiment, out: Path, described: bool, observe: Callab
         parts = declared.settings, experiment.algorithm, experiment.options.aggregation()
         code = executed_hashes(dict(zip(configuration.names(), map(type, parts), strict=True)))
     beginning = Beginning.now(configuration, code, headline, list(experiment.algorithm.diagnostics()))
-    folder, last = RunFolder(out).begin(beginning), list[Snapshot]()
+    folder, end = RunFolder(out).begin(beginning), EndPoint(experiment)
 
     def note(moment: Snapshot) -> None:
-        last[:] = [moment]
+        end.note(moment)
         if observe:
             observe(moment)
 
     execute(folder, note, experiment)
-    return Solution(**experiment.point(last[0]), history=folder.rows(), preprocessing=experiment.task.preprocessing)
+    return Solution(**end.trees(), history=folder.rows(), preprocessing=experiment.task.preprocessing, best_round=end.round)
 
 
 def execute(

@@ -32,22 +32,33 @@ class Solution(Found):
     """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
     each has its own), and the metrics along the way, a dictionary for each time they were due.
 
-    Beside these three it has the `preprocessing` of the tables that the rows are from, or None.
+    Beside these three it has the `preprocessing` of the tables that the rows are from, or None, and `best_round`: the round
+    that x and y are of, if the run kept the best; None if they are the last.
     """
 
     preprocessing: Preprocessing | None
+    best_round: int | None
 
-    def __new__(cls, x: Tree, y: Tree, history: list[Any], preprocessing: Preprocessing | None = None) -> Self:
-        """The parts, which alone are what it unpacks to, and the preprocessing."""
+    def __new__(
+        cls,
+        x: Tree,
+        y: Tree,
+        history: list[Any],
+        preprocessing: Preprocessing | None = None,
+        best_round: int | None = None,
+    ) -> Self:
+        """The parts, which alone are what it unpacks to, the preprocessing, and the round."""
         self = super().__new__(cls, x, y, history)
-        self.preprocessing = preprocessing
+        self.preprocessing, self.best_round = preprocessing, best_round
         return self
 
     def __repr__(self) -> str:
-        """A line: the sizes of x and y, and the losses at the end."""
-        last = self.history[-1] if self.history else {}
+        """A line: the sizes of x and y, and the losses there."""
+        of_best = [row for row in self.history if row["rounds"] == self.best_round]
+        last = (of_best or self.history or [{}])[-1]
         losses = ", ".join(f"{name} {last[name]:.4g}" for name in LOSSES if last.get(name) is not None)
-        at = f" after {last['rounds']} rounds: {losses}" if losses else ""
+        best = ", the best on held-out rows" if of_best else ""
+        at = f" after {last['rounds']} rounds{best}: {losses}" if losses else ""
         return f"<Solution: x of {_size(self.x)} numbers, y of {_size(self.y)}{at}>"
 
     def _repr_html_(self) -> str:
@@ -84,7 +95,7 @@ class Solution(Found):
         file = path_of("path", path)
         if file.suffix != ".npz":
             raise InputError(f"the file's name must end in .npz; given: {path}")
-        write_atomically(file, encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing))
+        write_atomically(file, encoded({"x": self.x, "y": self.y}, self.history, self.preprocessing, self.best_round))
 
 
 def data_frame(rows: list[Any]) -> Any:
@@ -107,11 +118,11 @@ def load(path: str | Path) -> Solution:
     """
     place = path_of("path", path)
     if not place.is_dir():
-        trees, history, preprocessing = read_trees(place)
-        return Solution(trees.get("x"), trees.get("y"), history, preprocessing)
+        trees, history, preprocessing, best_round = read_trees(place)
+        return Solution(trees.get("x"), trees.get("y"), history, preprocessing, best_round)
     run = only_run(place)
     trees = run.point()
-    return Solution(trees.get("x"), trees.get("y"), run.rows(), run.preprocessing())
+    return Solution(trees.get("x"), trees.get("y"), run.rows(), run.preprocessing(), run.best_round())
 
 
 def only_run(folder: Path) -> RunFolder:

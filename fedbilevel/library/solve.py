@@ -14,7 +14,7 @@ from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.privacy import RowPrivacy
-from fedbilevel.core.problem import Loss, Tree
+from fedbilevel.core.problem import LOSSES, Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.paths import path_of
@@ -23,11 +23,13 @@ from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import is_unnamed, label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
+from fedbilevel.runs.best_round import EndPoint
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.options import privacy_text
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.base import Task
 from fedbilevel.tasks.data.preprocessing import Preprocessing
+from fedbilevel.tasks.validation import with_validation
 
 
 def solve(
@@ -58,6 +60,7 @@ def solve(
     attack: str = "",
     privacy: RowPrivacy | None = None,
     arrivals: str = "",
+    keep_best: bool = False,
     observe: Callable[[Snapshot], None] | None = None,
     out: str | Path | None = None,
 ) -> Solution:
@@ -96,6 +99,9 @@ def solve(
         privacy: `RowPrivacy(epsilon=8, delta=1e-5)` adds the noise that keeps every row of the clients private, calibrated to
             the run. In a simulation it follows from the seed, so that x is private only to those who do not know that.
         arrivals: when answers come, where the aggregation does not wait for all: `"lognormal:1"`, or a recorded file.
+        keep_best: hold one in five of each client's upper rows out of the losses, and take x and y from the recorded round
+            that is best on these, rather than from the last; `Solution.best_round` says which. A task that is declared has
+            its own headline there, if that is a mean over rows, and others f.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
@@ -131,6 +137,9 @@ def solve(
     else:
         lower_level = type(algorithm).lower_level
         task = Task.of(f, x_set=x_set, y_set=y_set, lower_level=lower_level, **given)
+    if keep_best:
+        judged = task.declared.settings if task.declared else None
+        task = with_validation(task, *((judged.headline, judged.better) if judged else (LOSSES[0], {})))
     experiment = simulation(
         task,
         algorithm,
@@ -146,6 +155,7 @@ def solve(
         attack=attack,
         privacy=privacy_text(privacy),
         arrivals=arrivals,
+        keep_best=keep_best,
         **rule,
     )
     if place is not None:
@@ -154,13 +164,13 @@ def solve(
     for line in advice_on_data(experiment):
         warn(line)
     history: list[dict[str, float | None]] = []
-    final: Any = None
+    end = EndPoint(experiment)
     for moment in experiment.run():
-        final = moment
+        end.note(moment)
         if moment.metrics is not None:
             history.append(moment.row())
         if observe:
             observe(moment)
-    for line in advice_on_run(experiment, history, final.state):
+    for line in advice_on_run(experiment, history, moment.state):
         warn(line)
-    return Solution(**experiment.point(final), history=history, preprocessing=task.preprocessing)
+    return Solution(**end.trees(), history=history, preprocessing=task.preprocessing, best_round=end.round)

@@ -115,7 +115,9 @@ def _usual(task: str) -> dict[str, Any]:
 
 def _options(options: RunOptions, usual: Mapping[str, Any], without: Sequence[str] = ("validation",)) -> list[str]:
     changed = {n: v for n, v in _changed(vars(options), usual).items() if n not in (*without, "privacy")}
-    words = [word for name, value in changed.items() for word in (f"--{name.replace('_', '-')}", _text(value))]
+    words = list[str]()
+    for name, value in changed.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [_text(value)])]
     private = options.row_privacy()
     return [*words, *_repeated("--set-privacy", private.values() if private else {})]
 

@@ -13,6 +13,7 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import COUNTERS
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.tasks.base import Better
+from fedbilevel.tasks.validation import directions
 
 
 class Curve(NamedTuple):
@@ -25,6 +26,12 @@ class Curve(NamedTuple):
     diagnostics: Collection[str] = ()  # the names of what its algorithm reports besides the metrics
     series: str = ""  # the label of this run and of those that differ from it only in their seed
     better: Better = {}  # noqa: RUF012 (never modified) as the task says
+    best_round: int | None = None  # which its x and y are of, if not of the last row
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The row that its x and y are of."""
+        return next((row for row in self.rows if row["rounds"] == self.best_round), self.rows[-1])
 
     def megabytes(self, row: dict[str, Any], *directions: str) -> float:
         """The megabytes sent in these directions up to this row."""
@@ -45,7 +52,7 @@ class Series(NamedTuple):
 
     def ends(self, name: str) -> list[float]:
         """A number of the runs at their ends; nothing if one of them does not have it."""
-        found = [row[name] for run in self.runs if (row := run.rows[-1]).get(name) is not None]
+        found = [row[name] for run in self.runs if (row := run.end).get(name) is not None]
         return found if len(found) == len(self.runs) else []
 
 
@@ -76,8 +83,9 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
             reported = folder.diagnostics
         better: Better = {}
         with contextlib.suppress(InputError):  # a task that is gone
-            better = folder.configuration.task_class().better
-        result.append(Curve(name, rows, status, folder.headline, reported, series, better))
+            better = directions(folder.headline, folder.configuration.task_class().better)
+        best_round = ended.get("best_round") if ended else None
+        result.append(Curve(name, rows, status, folder.headline, reported, series, better, best_round))
     return result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedbilevel.core.traffic import Totals
 from fedbilevel.engines import wire
 from fedbilevel.errors import InputError
+from fedbilevel.runs.best_round import BestRound
 from fedbilevel.user_files import fitted, naming, read_bytes
 
 MAGIC = b"fedbilevel checkpoint 1\n"
@@ -32,10 +33,11 @@ class Checkpoint:
     reported: Mapping[str, float | None] = field(default_factory=dict)  # what the last step reported
     rows: int | None = None  # how many rows of metrics precede it; version 0.1 did not say
     rows_sha256: str | None = None  # of the lines that have them
+    best: BestRound | None = None  # so far, if the run keeps it
 
     def encoded(self) -> bytes:
         """The content of the file."""
-        payload = wire.encode({**vars(self), "totals": list(self.totals)})
+        payload = wire.encode({**vars(self), "totals": list(self.totals), "best": vars(self.best) if self.best else None})
         return MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
 
     @classmethod

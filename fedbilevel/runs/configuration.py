@@ -57,6 +57,8 @@ class Configuration:
             raise InputError("an attack is for simulated clients: leave it out with a federation")
         if self.federation and self.options.arrivals:
             raise InputError("arrivals are for simulated clients: leave them out with a federation")
+        if self.federation and self.options.keep_best:
+            raise InputError("keep_best needs rows that only simulated clients hold out: leave it out with a federation")
         if self.federation and self.options.validation:
             raise InputError("validation rows are for simulated clients: leave them out with a federation")
 
@@ -104,8 +106,9 @@ class Configuration:
         options = values.pop("options")
         if options["weights"] is None:
             del options["weights"]  # as in runs from before there was a choice, whose checkpoints name this description
-        if not options["validation"]:
-            del options["validation"]  # likewise
+        for newer in ("validation", "keep_best"):
+            if not options[newer]:
+                del options[newer]  # likewise
         return {**options, **values}
 
     def fingerprint(self) -> str:

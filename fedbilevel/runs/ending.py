@@ -10,6 +10,7 @@ class Result(TypedDict):
 
     status: Literal["finished", "diverged"]
     step: NotRequired[int]  # of the last row
+    best_round: NotRequired[int]  # which x, y and the metrics are of, if not of the last row
     reason: NotRequired[str]  # of divergence
     caveats: NotRequired[list[str]]
     warnings: NotRequired[list[str]]  # what looks wrong, with what to do

@@ -86,6 +86,8 @@ class Experiment:
                 "or drop the constraints"
             )
         self.engine.require(task, self.algorithm)
+        if self.options.keep_best and task.own_x:
+            raise InputError("keep_best is for an x that all clients share, and here each has its own: leave it out")
         task.population.problem.check(task.x, task.y, task.population.some_rows())
         taken = {*COUNTERS, *Result.__annotations__, ABSENCES, EPSILON, *self.algorithm.diagnostics()}
         for name in taken.intersection(task.metric_names()):
@@ -118,6 +120,10 @@ class Experiment:
     def point(self, moment: Snapshot) -> dict[str, Tree]:
         """x and y at a moment, as the user's trees; without what the clients keep."""
         x, y = self.engine.point(moment.state)
+        return self.trees(x, y)
+
+    def trees(self, x: Any, y: Any) -> dict[str, Tree]:
+        """The same from x and y as the engine holds them."""
         known = {"x": (self.task.x_tree, x), "y": (self.task.y_tree, y)}
         return {name: tree(at) for name, (tree, at) in known.items() if not isinstance(at, PerClient)}
 

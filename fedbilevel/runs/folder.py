@@ -3,8 +3,8 @@
 config.json       the resolved configuration, the versions it ran with, and the SHA-256 of the user's code
 metrics.jsonl     one line of numbers for each time metrics were due
 checkpoint        the newest state; replaced atomically
-x.npy             its x, for reports
-solution.npz      its x and y as the user's trees, with an array for each leaf, named by its path
+x.npy             its x, for reports; that of the best round so far, if the run keeps that
+solution.npz      likewise x and y as the user's trees, with an array for each leaf, named by its path
 arrivals.jsonl    which answers came in time and which late, if its federation does not wait for all
 preprocessing.json  what turned tables into its rows, where it has any
 result.json       how the run ended: finished, or diverged and why
@@ -38,6 +38,7 @@ from fedbilevel.engines.arrivals import ARRIVALS
 from fedbilevel.errors import Diverged, FolderTaken, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
+from fedbilevel.runs.best_round import EndPoint
 from fedbilevel.runs.checkpoint import Checkpoint
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.ending import Result
@@ -45,7 +46,7 @@ from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.files import locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.stopping import StopRequest
-from fedbilevel.runs.stored_trees import encoded, read_trees
+from fedbilevel.runs.stored_trees import Stored, encoded, read_trees
 from fedbilevel.runs.versions import versions_here
 from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
@@ -273,10 +274,17 @@ class RunFolder:
 
     def point(self) -> dict[str, Tree]:
         """x and y at the newest checkpoint, as the user's trees; `InputError` if there is none."""
+        return self._solution().trees
+
+    def best_round(self) -> int | None:
+        """The round that they are of, if it is the best so far; None if it is the last. `InputError` if there is none."""
+        return self._solution().best_round
+
+    def _solution(self) -> Stored:
         file = self.path / "solution.npz"
         if not file.exists():
             raise InputError(f"{self.path} has no x and y yet: it has not reached a checkpoint, or version 0.1 wrote it")
-        return read_trees(file).trees
+        return read_trees(file)
 
     def preprocessing(self) -> Preprocessing | None:
         """What turned tables into the run's rows; None if it has no tables."""
@@ -351,6 +359,7 @@ class RunFolder:
         try:
             stored = self._stored()
             start, kept = (self._restored(stored, experiment), self._rows_until(stored)) if stored else (None, [])
+            end = EndPoint(experiment, stored.best if stored else None)
             lines = _lines(kept)
             write_atomically(self.path / "metrics.jsonl", lines)
             rows, last_row, saved = len(kept), kept[-1]["step"] if kept else None, time.monotonic()
@@ -363,10 +372,11 @@ class RunFolder:
                         metrics.flush()
                         digest.update(line)
                         rows, last_row = rows + 1, moment.step
+                    end.note(moment)
                     observe(moment)
                     if stop.signum is not None or time.monotonic() - saved >= checkpoint_seconds:
                         os.fsync(metrics.fileno())
-                        self._write_checkpoint(moment, experiment, run, identity, rows, digest.hexdigest())
+                        self._write_checkpoint(moment, end, experiment, run, identity, rows, digest.hexdigest())
                         saved = time.monotonic()
                     stop.check()
                 os.fsync(metrics.fileno())
@@ -374,9 +384,10 @@ class RunFolder:
             said = {"caveats": experiment.caveats(), "warnings": advice_on_data(experiment)}
             self._finish({"status": "diverged", "reason": str(error), **said}, identity)
             raise
-        self._write_checkpoint(moment, experiment, run, identity, rows, digest.hexdigest())
+        self._write_checkpoint(moment, end, experiment, run, identity, rows, digest.hexdigest())
         warnings = [*advice_on_run(experiment, self.rows(), moment.state), *advice_on_data(experiment)]
-        self._finish({"status": "finished", "caveats": experiment.caveats(), "warnings": warnings, **moment.row()}, identity)
+        said = {"caveats": [*experiment.caveats(), *end.notes()], "warnings": warnings}
+        self._finish({"status": "finished", **said, **moment.row(), **end.result()}, identity)
 
     def _keep(self, preprocessing: Preprocessing | None) -> None:
         """Write the preprocessing beside the run; `InputError` if the run began with another."""
@@ -394,18 +405,18 @@ class RunFolder:
         write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
     def _write_checkpoint(
-        self, moment: Snapshot, experiment: Experiment, run: str, identity: str, rows: int, rows_sha256: str
+        self, moment: Snapshot, end: EndPoint, experiment: Experiment, run: str, identity: str, rows: int, rows_sha256: str
     ) -> None:
         leaves, so_far = experiment.saved(moment), (moment.totals, moment.seconds)
-        checkpoint = Checkpoint(run, moment.step, *so_far, leaves, moment.reported, rows, rows_sha256).encoded()
+        checkpoint = Checkpoint(run, moment.step, *so_far, leaves, moment.reported, rows, rows_sha256, end.best).encoded()
         self._require(identity)
         write_atomically(self.path / "checkpoint", checkpoint)
-        x, _ = experiment.engine.point(moment.state)
+        x, _ = end.arrays()
         if not isinstance(x, PerClient):
             content = io.BytesIO()
             np.save(content, np.asarray(x), allow_pickle=False)
             write_atomically(self.path / "x.npy", content.getvalue())
-        write_atomically(self.path / "solution.npz", encoded(experiment.point(moment)))
+        write_atomically(self.path / "solution.npz", encoded(end.trees(), best_round=end.round))
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -50,8 +50,11 @@ class RunOptions:
     arrivals: str = text("", "when answers come, in simulations that do not wait for all", FORM_OF_ARRIVALS, is_schedule)
     validation: bool = flag(False, "whether one in five of each client's upper rows is held out of the losses, to choose by")
 
+    keep_best: bool = flag(False, "whether x and y are those of the recorded round that is best on held-out rows")
+
     def __post_init__(self) -> None:
         check_all(self, owner="")
+        object.__setattr__(self, "validation", self.validation or self.keep_best)
         if (self.rounds is None) == (self.steps is None):
             raise InputError("give either a budget of rounds or a number of steps")
         if self.clients_per_round is not None and self.bernoulli is not None:
@@ -91,6 +94,8 @@ class RunOptions:
     def require_for_several(self) -> None:
         """Raise `InputError` unless runs that are chosen among can have these options."""
         rows, (rule, values) = self.row_privacy(), parts(self.aggregate)
+        if self.keep_best:
+            raise InputError("keep_best is for one run, and runs that are chosen among are ranked by their last round: use run")
         if rule == "buffered":
             raise InputError("buffered: late answers are simulated for one run at a time, not for many together: use run")
         if "epsilon" in values or (rows is not None and rows.epsilon is not None):

@@ -50,6 +50,8 @@ def simulation(
         raise InputError("arrivals are for an aggregation that does not wait for all answers: choose buffered")
     if rule.buffers and (checked.attack or checked.chunk_size or checked.products != "default"):
         raise InputError("an attack, a chunk size and products are for clients computed together: leave them out with buffered")
+    if rule.buffers and checked.keep_best:
+        raise InputError("keep_best needs rows that only clients computed together hold out: leave it out with buffered")
     drawn = checked.participation() if participation is None else participation
     require_participation("participation", drawn)
     drawn.capacity(task.population.size)

@@ -172,6 +172,8 @@ def with_privacy(
 ) -> tuple[SimulatedEngine, Spending | None]:
     """The engine with noise that is calibrated to the run, and what the run costs; unchanged if nothing is to be private."""
     rows, rule = options.row_privacy(), engine.aggregation
+    if options.keep_best and (rows is not None or isinstance(rule, PrivateMean)):
+        raise InputError("keep_best chooses by rows without noise, which no ε covers: leave it out of a private run")
     if rows is not None and isinstance(rule, PrivateMean):
         raise InputError("a run is private at the level of rows or of clients: leave out either the privacy or private-mean")
     if rows is not None:

@@ -24,7 +24,7 @@ from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import decoded, naming, read_arrays
 
 LONGEST = 200  # characters of a key in the name of an array
-STRUCTURE, HISTORY, PREPROCESSING = "structure.json", "history.json", "preprocessing.json"
+STRUCTURE, HISTORY, PREPROCESSING, BEST = "structure.json", "history.json", "preprocessing.json", "best_round.json"
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,16 @@ class Stored(NamedTuple):
     trees: dict[str, Tree]
     history: list[Row]
     preprocessing: Preprocessing | None
+    best_round: int | None
 
 
 def encoded(
-    trees: Mapping[str, Tree], history: Sequence[Row] | None = None, preprocessing: Preprocessing | None = None
+    trees: Mapping[str, Tree],
+    history: Sequence[Row] | None = None,
+    preprocessing: Preprocessing | None = None,
+    best_round: int | None = None,
 ) -> bytes:
-    """The content of a file with trees by name, and, where given, rows of numbers and the preprocessing of tables."""
+    """The content of a file with trees by name, and, where given, rows of numbers, the preprocessing of tables and a round."""
     arrays: dict[str, np.ndarray] = {}
     nodes = {name: asdict(_described(tree, name, arrays)) for name, tree in trees.items()}
     texts = {STRUCTURE: json.dumps(nodes)}
@@ -57,6 +61,8 @@ def encoded(
         texts[HISTORY] = json.dumps(list(history))
     if preprocessing is not None:
         texts[PREPROCESSING] = preprocessing.encoded().decode()
+    if best_round is not None:
+        texts[BEST] = json.dumps(best_round)
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays, **{name: np.asarray(text) for name, text in texts.items()})
     return file.getvalue()
@@ -68,11 +74,12 @@ def read_trees(path: Path) -> Stored:
     with naming(path):
         if STRUCTURE not in arrays:
             raise InputError("it holds no x and y as fedbilevel stores them")
-        texts = {name: str(arrays[name]).encode() for name in (STRUCTURE, HISTORY, PREPROCESSING) if name in arrays}
+        texts = {name: str(arrays[name]).encode() for name in (STRUCTURE, HISTORY, PREPROCESSING, BEST) if name in arrays}
         nodes = decoded(texts[STRUCTURE], dict[str, Node])
         history = decoded(texts[HISTORY], list[Row]) if HISTORY in texts else []
         preprocessing = Preprocessing.decoded(texts[PREPROCESSING]) if PREPROCESSING in texts else None
-        return Stored({name: _rebuilt(node, arrays) for name, node in nodes.items()}, history, preprocessing)
+        best_round = decoded(texts[BEST], int) if BEST in texts else None
+        return Stored({name: _rebuilt(node, arrays) for name, node in nodes.items()}, history, preprocessing, best_round)
 
 
 def _described(tree: Tree, name: str, arrays: dict[str, np.ndarray]) -> Node:

@@ -116,6 +116,7 @@ class Validation(NamedTuple):
     loss: Loss
     rows: Shards
     owners: Array  # the client of each shard
+    higher: bool  # whether higher values are better
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Task:
     `notes` are sentences about where its metrics come from.
     `known_means` says whether both losses are known to be means over their rows; a run checks others.
     `preprocessing` is what has turned tables into its rows, which a run keeps beside x and y.
-    `validation` has rows that are held out to choose hyperparameters by.
+    `validation` has rows that are held out to choose hyperparameters, or a round, by.
     """
 
     population: Population
@@ -243,7 +244,7 @@ class Task:
                 on_test = ground_truth.tests(self.population, x, y, self.lower_level)
                 known |= dict(zip(problem.test_names, on_test, strict=True))
             if self.validation is not None:
-                name, loss, rows, owners = self.validation
+                name, loss, rows, owners, _ = self.validation
                 mean = functools.partial(mean_loss, loss)
                 known[name] = ground_truth.held_out(mean, rows, owners, x, y, self.lower_level)
             return {**known, **_own_metrics(self.metrics, x, y, known)}

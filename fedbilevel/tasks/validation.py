@@ -1,4 +1,4 @@
-"""Validation rows: a part of each client's upper rows that no loss sees, to choose hyperparameters by.
+"""Validation rows: a part of each client's upper rows that no loss sees, to choose hyperparameters or a round by.
 
 The metric on them is the task's headline where that is a mean over rows, such as an accuracy, and the upper loss otherwise.
 Where a client has the same rows for both losses, validation rows are held out of both.
@@ -41,7 +41,7 @@ def criterion(task: Task, headline: str, better: Better) -> Criterion:
     if sum(np.asarray(task.population.upper.size) // SHARE) < LEAST:
         return without._replace(why=f"ranked by {LOSSES[0]}, since the clients have too few upper rows to hold any out.")
     chosen = headline if headline in by_rows else LOSSES[0]
-    name = "validation_" + ("loss" if chosen == LOSSES[0] else chosen.removeprefix("test_"))
+    name = _name(chosen)
     while name in task.metric_names():
         name = f"validation_{name}"
     said = f"ranked by {name}, on one in {SHARE} of each client's upper rows, which are held out of the losses."
@@ -58,7 +58,17 @@ def with_validation(task: Task, headline: str, better: Better) -> Task:
     kept, held, owners = _parted(upper)
     shared = _same(upper, lower)
     smaller = replace(population, upper=kept, lower=kept if shared else lower)
-    return replace(task, population=smaller, validation=Validation(how.metric, how.loss, held, owners))
+    return replace(task, population=smaller, validation=Validation(how.metric, how.loss, held, owners, how.higher))
+
+
+def directions(headline: str, better: Better) -> Better:
+    """What is better for a task's metrics, the one on validation rows included."""
+    return {_name(headline): better.get(headline, "lower"), **better}
+
+
+def _name(metric: str) -> str:
+    """The name of a metric on validation rows."""
+    return "validation_" + ("loss" if metric == LOSSES[0] else metric.removeprefix("test_"))
 
 
 def _parted(shards: Shards) -> tuple[Shards, Shards, jax.Array]:

@@ -286,7 +286,10 @@ class Reproduction:
 
     def _options(self, panel: Panel, method: Method) -> RunOptions:
         run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
-        return RunOptions.read(f"{panel.name}, {method.name}: run", run)
+        options = RunOptions.read(owner := f"{panel.name}, {method.name}: run", run)
+        with naming(owner):
+            options.require_for_several()
+        return options
 
     def _knobs(self, panel: Panel, method: Method) -> Values:
         return {**self.knobs, **panel.knobs, **method.knobs}
