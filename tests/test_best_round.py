@@ -15,6 +15,8 @@ from test_reproductions import table_plan
 
 import fedbilevel as fb
 from fedbilevel.registry import chosen
+from fedbilevel.report.curves import curves
+from fedbilevel.report.table import compared
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
@@ -105,7 +107,7 @@ def assert_same_end(ours, theirs):
     assert list(map(without_seconds, ours.rows())) == list(map(without_seconds, theirs.rows()))
 
 
-def test_the_end_is_the_best_recorded_round_to_the_bit(file, tmp_path, run):
+def test_the_end_is_the_best_recorded_round_to_the_bit(file, tmp_path):
     best = executed(tmp_path / "best", described(file, keep_best=True))
     rows, result = best.rows(), json.loads((best.path / "result.json").read_text())
     (metric,) = {"validation_distance", "validation_closeness"} & rows[0].keys()
@@ -120,10 +122,9 @@ def test_the_end_is_the_best_recorded_round_to_the_bit(file, tmp_path, run):
     }
     whole = executed(tmp_path / "whole", described(file, validation=True))
     assert list(map(without_seconds, rows)) == list(map(without_seconds, whole.rows())) and whole.best_round() is None
-    assert f" {result[metric]:.4g} " in run("compare", "best")[1] and best.x() != whole.x()
-    code, out, _ = run("compare", "best", "--json")
-    (said,) = json.loads(out)["runs"]
-    assert code == 0 and said["best"]["rounds"] == expected and said["last"]["rounds"] == 60
+    (line,), (curve,) = compared(shown := curves([best])).lines, shown
+    assert {f"{result[metric]:.4g}", "60"} <= {cell.text for cell in line.cells}  # the best round's metrics, and all it took
+    assert curve.better[metric] == ("lower" if metric == "validation_distance" else "higher")
     assert f"are those of round {expected}, the best on held-out rows" in " ".join(result["caveats"])
 
 
@@ -152,7 +153,11 @@ def test_a_run_killed_by_the_system_is_resumed_to_the_same_best_round(tmp_path):
     assert subprocess.run([*words, tmp_path / "whole"], env=environment, capture_output=True).returncode == 0
     kill_after_rows([*words, tmp_path / "killed"], tmp_path / "killed/fedpace/metrics.jsonl", env=environment)
     assert subprocess.run([*command, "resume", tmp_path / "killed"], env=environment, capture_output=True).returncode == 0
-    assert_same_end(RunFolder(tmp_path / "killed/fedpace"), RunFolder(tmp_path / "whole/fedpace"))
+    whole = RunFolder(tmp_path / "whole/fedpace")
+    assert_same_end(RunFolder(tmp_path / "killed/fedpace"), whole)
+    said = subprocess.run([*command, "compare", whole.path, "--json"], env=environment, capture_output=True, text=True).stdout
+    (one,) = json.loads(said)["runs"]
+    assert (one["best"]["rounds"], one["last"]["rounds"]) == (whole.best_round(), 400)
 
 
 def f(x, y, rows):

@@ -145,7 +145,7 @@ CASES = [
     "quadratic simfbo fedbio --set gamma=0.1 --seed 7 --every 5",
     "regularisation --steps 3 --clients-per-round 2 --dropout 0.1 --weights rows",
     "quadratic fedbio --aggregate trimmed-mean --set-aggregate byzantine=2 --attack sign-flip:1",
-    "data-cleaning shrofbo --knob rho=0.2",
+    "data-cleaning shrofbo --knob rho=0.2 --keep-best",
     "regularisation simfbo --epsilon 8 --delta 1e-6 --set-privacy metric_noise=300",
     "quadratic fedbio --aggregate buffered --set-aggregate first=2 --arrivals lognormal:0.5",
 ]
