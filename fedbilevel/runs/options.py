@@ -49,7 +49,6 @@ class RunOptions:
     attack: str = text("", "clients that lie, in simulations", FORM, lambda given: not given or bool(Attack.parse(given)))
     arrivals: str = text("", "when answers come, in simulations that do not wait for all", FORM_OF_ARRIVALS, is_schedule)
     validation: bool = flag(False, "whether one in five of each client's upper rows is held out of the losses, to choose by")
-
     keep_best: bool = flag(False, "whether x and y are those of the recorded round that is best on held-out rows")
 
     def __post_init__(self) -> None:
