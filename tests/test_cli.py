@@ -202,6 +202,12 @@ def test_a_run_whose_loss_is_above_the_bound_at_its_start_says_so_in_one_line(ru
         assert code == 1 and re.fullmatch(r"fedbilevel: upper_loss is .*, above the bound of 1e-09, before the first .*\n", err)
 
 
+@pytest.mark.parametrize("arguments", [["--out", "9" * 5000], ["--seed", "9" * 5000]])
+def test_a_message_that_quotes_a_long_value_is_cut_to_one_line(run, arguments):
+    code, _, err = run("run", "quadratic", "fedavg", *SMALL, *arguments)
+    assert code in (1, 2) and err.startswith("fedbilevel: ") and len(err) <= 2000 and err.count("\n") == 1
+
+
 def test_data_without_corruption_can_be_cleaned_too(run):
     code, out, err = run("run", "data-cleaning", "fedavg", "--knob", "rho=0", "--rounds", "10", "--out", "[a]")
     assert code == 0 and re.search(r"fedavg +\S+ +0.5 +\S+ +10 ", out) and "runs: [a]" in out, err

@@ -12,10 +12,9 @@ import typer
 from typer.exceptions import TyperException
 
 from fedbilevel.command import clean, compilation, data, federation, new, report, reproduce, run, show, sweep, tune
-from fedbilevel.command.options import fail, say, warn, when_a_pipe_closes
+from fedbilevel.command.options import LONGEST, fail, say, warn, when_a_pipe_closes
 from fedbilevel.errors import Advice, Diverged, FolderTaken, InputError, in_one_line, in_words, place
 
-LONGEST = 2000  # characters in a message, which may quote any input
 STOPPED = 128 + signal.SIGINT  # the exit code after Ctrl-C
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command("run")(run.run)

@@ -23,6 +23,7 @@ from fedbilevel.registry import chosen, find, for_each, in_full
 from fedbilevel.tasks import TASKS
 from fedbilevel.user_files import Scalar, naming, read_toml
 
+LONGEST = 1999  # characters of a message, which may quote any input
 console = Console(highlight=False, markup=False, width=None if sys.stdout and sys.stdout.isatty() else 120)
 
 
@@ -259,7 +260,7 @@ def warn(message: str) -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """End the program with a line on stderr."""
-    print(f"fedbilevel: {message}", file=sys.stderr)
+    print(f"fedbilevel: {message}"[:LONGEST], file=sys.stderr)
     sys.exit(code)
 
 
