@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from fedbilevel.errors import InputError, in_one_line
+from fedbilevel.errors import InputError, in_one_line, require
 
 REQUIRED: Any = dataclasses.MISSING  # the default of a field that has none
 ACCEPTED: dict[type, Any] = {bool: object, int: numbers.Integral, float: numbers.Real, str: str}
@@ -160,6 +160,14 @@ def check_all(instance: Any, owner: str | None = None) -> None:
         value = unwrapped(getattr(instance, name))
         is_traced = hasattr(value, "aval") and value.shape == () and setting.kind is float
         object.__setattr__(instance, name, value if is_traced else checked(of, name, setting, value))
+
+
+def whole_number(name: str, given: Any, least: int, most: int) -> int:
+    """The number as Python's own; `InputError` unless it is a whole one within these bounds."""
+    value = unwrapped(given)
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    require(fits, name, f"a whole number from {least} to {most:,}", value)
+    return value
 
 
 def unwrapped(value: Any) -> Any:

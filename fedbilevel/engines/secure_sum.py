@@ -57,6 +57,7 @@ except ImportError:
 HASH = 32  # bytes of a hash, and of a key
 SECRET = 16  # bytes of what is shared, and of a share: what keys and masks are derived from
 NONCE = bytes(12)  # every key encrypts one message
+OWN = b"own mask"  # the purpose of b_u
 NO_SUM = bytes(HASH)  # in place of the hash of a sum
 MOST_GROUPS = 100  # of helpers whose shares are tried for a secret
 BLOCK = 1 << 14  # numbers of a stream that are made at once, so that they stay in the processor's cache
@@ -168,7 +169,7 @@ class Participant:
                 raise InputError(f"the shares that client {v} sent for a secure sum were changed on the way: refused") from None
         self._sum = hash_of_sum(self._keys, self._shared, asked)
         hidden = values.astype(np.uint32)
-        _add_stream(hidden, self._seed, 1)
+        _add_stream(hidden, self._seed, OWN, 1)
         for v in shares:
             _add_pair(hidden, self._mask, self._number, v, self._adverts[v].mask_key, self._sum)
         self._following = Participant(self._number, self._least, self._identity)
@@ -276,7 +277,7 @@ class Collector:
                 lambda secret: hashlib.sha256(secret).digest() == shown,
             )
             total += values
-            _add_stream(total, seed, -1)
+            _add_stream(total, seed, OWN, -1)
         for v in wanted[1]:
             shown = adverts[v].mask_key
             secret = recovered(
@@ -284,8 +285,9 @@ class Collector:
                 lambda helper: unmasking[helper].keys[v],
                 lambda secret: _mask_key(secret).public_key().public_bytes_raw() == shown,
             )
+            key = _mask_key(secret)
             for u in masked:
-                _add_pair(total, _mask_key(secret), v, u, adverts[u].mask_key, the_sum)
+                _add_pair(total, key, v, u, adverts[u].mask_key, the_sum)
         return total
 
     def _is_usable(self, client: int, advert: Advert) -> bool:
@@ -331,9 +333,10 @@ def _derived(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), HASH, None, purpose).derive(secret)
 
 
-def _add_stream(to: np.ndarray, key: bytes, sign: int) -> None:
-    """Add or subtract numbers that look random to whoever does not have the key, which is used once."""
-    stream, block = Cipher(algorithms.ChaCha20(_derived(key, b"stream"), bytes(16)), None).encryptor(), np.empty(BLOCK, "<u4")
+def _add_stream(to: np.ndarray, secret: bytes, purpose: bytes, sign: int) -> None:
+    """Add or subtract numbers that look random to whoever does not have the secret, which is used once for a purpose."""
+    key = _derived(secret, purpose)
+    stream, block = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), np.empty(BLOCK, "<u4")
     for k in range(0, to.size, BLOCK):
         part = to[k : k + BLOCK]
         made = block[: part.size]
@@ -344,4 +347,4 @@ def _add_stream(to: np.ndarray, key: bytes, sign: int) -> None:
 def _add_pair(to: np.ndarray, own: X25519PrivateKey, u: int, v: int, others: bytes, the_sum: bytes) -> None:
     """Add what u adds for its pair with v, which is minus what v adds."""
     secret = own.exchange(X25519PublicKey.from_public_bytes(others))
-    _add_stream(to, _derived(secret, the_sum + f" mask {min(u, v)} {max(u, v)}".encode()), 1 if u < v else -1)
+    _add_stream(to, secret, the_sum + f" mask {min(u, v)} {max(u, v)}".encode(), 1 if u < v else -1)

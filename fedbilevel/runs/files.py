@@ -40,6 +40,14 @@ def require_place(path: Path, *patterns: str) -> None:
             raise FolderTaken(f"{file.parent} already holds something else ({file.name}): choose another folder")
 
 
+def append_durably(path: Path, text: str) -> None:
+    """Add lines to a file, which are on the disk when this returns."""
+    with path.open("a") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file's content so that a reader sees all of the old or all of the new, even after a crash."""
     temporary = path.with_name(f".{path.name}.new")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbilevel.errors import FolderTaken, InputError
-from fedbilevel.runs.files import locked, require_place, write_atomically
+from fedbilevel.runs.files import append_durably, locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome, run_together
 from fedbilevel.runs.sweeps.best_settings import settings_text
@@ -148,11 +147,8 @@ class SweepFolder(DescribedFolder[Sweep]):
         done = len(runs) - len(missing)
         for together in programs((run, sweep.configuration(*run)) for run in missing):
             outcomes = run_together([e for _, e in together], partial(observe, done, len(together)))
-            with (self.path / "results.jsonl").open("a") as file:
-                for ((cell, seed), _), outcome in zip(together, outcomes, strict=True):
-                    file.write(_line(cell, seed, outcome))
-                file.flush()
-                os.fsync(file.fileno())
+            lines = (_line(cell, seed, outcome) for ((cell, seed), _), outcome in zip(together, outcomes, strict=True))
+            append_durably(self.path / "results.jsonl", "".join(lines))
             done += len(together)
             observe(done, 0, 0)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 from fedbilevel.errors import FolderTaken, InputError, require
 from fedbilevel.runs.checkpoint import Checkpoint
-from fedbilevel.runs.files import locked, require_place, write_atomically
+from fedbilevel.runs.files import append_durably, locked, require_place, write_atomically
 from fedbilevel.runs.rows import Row, row_check
 from fedbilevel.runs.sweeps.batched_runs import FINISHED, Outcome
 from fedbilevel.runs.sweeps.best_settings import settings_text
@@ -205,7 +204,7 @@ class _Climb:
             lowest = {name: low for name, (low, _) in before.items()}  # smaller steps, where all diverged
             boxes = around(before, lowest if best is None else best.values, tuning.algorithm)
             new = Pass(boxes, drawn(boxes, tuning.candidates, search))
-        _append(self.folder.path / "passes.jsonl", json.dumps(asdict(new)) + "\n")
+        append_durably(self.folder.path / "passes.jsonl", json.dumps(asdict(new)) + "\n")
         self.passes.append(new)
 
     def _pass(self, search: int) -> None:
@@ -249,7 +248,7 @@ class _Climb:
             if one.end is not None and run.rung < self.tuning.rungs - 1:
                 write_atomically(self._state(run), one.end.encoded())
         results = {run: Result(one.outcome, one.seconds) for run, one in zip(runs, made, strict=True)}
-        _append(self.folder.path / "results.jsonl", "".join(_line(*result) for result in results.items()))
+        append_durably(self.folder.path / "results.jsonl", "".join(_line(*result) for result in results.items()))
         self.results |= results
 
     def _start(self, run: Run) -> Checkpoint | None:
@@ -271,11 +270,3 @@ class _Climb:
 
 def _line(run: Run, result: Result) -> str:
     return json.dumps({**run._asdict(), **result.outcome._asdict(), "seconds": result.seconds}) + "\n"
-
-
-def _append(path: Path, text: str) -> None:
-    """Add lines to a file, durably."""
-    with path.open("a") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

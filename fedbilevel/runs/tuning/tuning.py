@@ -17,7 +17,7 @@ from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.ranking import criterion_of
 from fedbilevel.runs.sweeps.sweep import untied
 from fedbilevel.runs.tuning.boxes import Boxes, boxes_of, require_box
-from fedbilevel.settings import unwrapped
+from fedbilevel.settings import unwrapped, whole_number
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.base import Better
 from fedbilevel.tasks.validation import Criterion
@@ -63,10 +63,7 @@ class Tuning:
         require_known(ALGORITHMS, self.algorithm)
         self.options.require_for_several()
         for name, (least, most) in BOUNDS.items():
-            given = unwrapped(getattr(self, name))
-            fits = isinstance(given, int) and not isinstance(given, bool) and least <= given <= most
-            require(fits, name, f"a whole number from {least} to {most:,}", given)
-            object.__setattr__(self, name, given)
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least, most))
         for name, ends in self.boxes.items():
             require_box(name, ends)
         if self.seconds is not None:

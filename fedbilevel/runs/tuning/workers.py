@@ -11,10 +11,10 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol, cast
 
-from fedbilevel.errors import InputError, require
+from fedbilevel.errors import InputError
 from fedbilevel.own_code import allow
 from fedbilevel.runs.tuning.batches import Batch, Made, make
-from fedbilevel.settings import unwrapped
+from fedbilevel.settings import whole_number
 
 MOST = 1024  # processes
 ATTEMPTS = 3  # at a batch whose workers die
@@ -179,10 +179,7 @@ class RayCluster:
 
 def require_workers(processes: int, ray: str) -> None:
     """Raise `InputError` unless such workers can be asked for."""
-    processes = unwrapped(processes)
-    whole = isinstance(processes, int) and not isinstance(processes, bool)
-    require(whole and 1 <= processes <= MOST, "processes", f"a whole number from 1 to {MOST:,}", processes)
-    if ray and processes > 1:
+    if whole_number("processes", processes, 1, MOST) > 1 and ray:
         raise InputError("give either processes on this machine or the address of a Ray cluster, not both")
 
 
