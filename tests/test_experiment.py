@@ -14,12 +14,11 @@ import fedbilevel as fb
 from fedbilevel.algorithms.simfbo import SimFBO
 from fedbilevel.core import devices
 from fedbilevel.core.participation import Uniform
-from fedbilevel.engines import wire
+from fedbilevel.engines import simulated_clients, wire
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.report.curves import curves
 from fedbilevel.runs import experiment as experiment_module
-from fedbilevel.runs import simulation as simulation_module
 from fedbilevel.runs import stretches
 from fedbilevel.runs.checkpoint import MAGIC
 from fedbilevel.runs.configuration import Configuration
@@ -538,16 +537,33 @@ def test_matrix_products_are_in_the_arithmetic_asked_for():
         simulation(Quadratic().build(), SimFBO(), rounds=5, products="bfloat16")
 
 
-def test_on_a_cpu_a_cohort_is_computed_in_parts_that_fit_its_cache(monkeypatch):
-    def made(**given):
-        return Configuration.resolve(
-            "quadratic", {"clients": 12}, "simfbo", {}, RunOptions(rounds=5, every=5, **given)
-        ).experiment()
+@pytest.mark.parametrize("name", ["simfbo", "fedbioacc"])
+def test_on_a_cpu_clients_are_computed_in_parts_whose_answers_fit_its_cache(monkeypatch, name):
+    made = Configuration.resolve("quadratic", {"clients": 12}, name, {}, RunOptions(rounds=5)).experiment()
+    assert made.engine.chunk_size is None
+    task, key, at_once = made.task, jax.random.key(3), simulated_clients._at_once
 
-    whole = made()
-    assert whole.engine.chunk_size >= 12
-    expected = [moment.row() for moment in whole.run() if moment.metrics]
-    monkeypatch.setattr(simulation_module, "CACHED", 5 * (whole.task.x.nbytes + whole.task.y.nbytes))
-    assert made().engine.chunk_size == 5 and made(chunk_size=7).engine.chunk_size == 7
-    for ours, theirs in zip((moment.row() for moment in made().run() if moment.metrics), expected, strict=True):
-        assert ours["x_error"] == pytest.approx(theirs["x_error"], rel=1e-12)
+    def step(most, **given):
+        computed = []
+
+        def recorded(compute, rows):
+            computed.append(len(jax.tree.leaves(rows)[0]))
+            return at_once(compute, rows)
+
+        monkeypatch.setattr(simulated_clients, "_at_once", recorded)
+        monkeypatch.setattr(simulated_clients, "CACHED", most)
+        engine = dataclasses.replace(made.engine, **given)
+
+        @jax.jit
+        def both():
+            return engine.step(made.algorithm, engine.init(made.algorithm, task.x, task.y, key).state, key).state
+
+        return jax.tree.leaves(both()), min(computed)
+
+    whole, sizes = step(10**9)
+    assert sizes == 12
+    for given, expected in ((dict(), 2), (dict(chunk_size=12), 12), (dict(chunk_size=7), 6)):
+        parts, sizes = step(1, **given)
+        assert sizes == expected, "two clients, or as many as asked for, in parts of one size"
+        for ours, theirs in zip(parts, whole, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)

@@ -47,6 +47,15 @@ class Rows(PerClient):
         return Rows(self.rows[index])
 
 
+CACHED = 3_500_000  # bytes of answers: with more in the making, products wait for memory; measured on a cache of 32 MB
+FEWEST = 2  # clients at once
+
+
+def fitting(answer: float) -> int:
+    """How many clients a CPU computes at once if the answer of each takes so many bytes."""
+    return max(FEWEST, int(CACHED // max(1, answer)))
+
+
 class ClientCall(NamedTuple):
     """A call of a client function at some clients."""
 
@@ -217,8 +226,8 @@ class SimulatedCohort(Cohort):
 
     def map(self, function: Callable[..., Tree], *args: Tree) -> PerClient:
         compute, rows = self._call(function, args)
-        n, size = len(self._ids), self._clients.chunk_size
-        if size is None or size >= n:
+        n, size = len(self._ids), self._together(compute, rows)
+        if size >= n:
             return Rows(_at_once(compute, rows))
         _, index = _chunks(n, size)
         each = lax.map(lambda index: _at_once(compute, jax.tree.map(lambda r: r[index], rows)), index)
@@ -370,7 +379,7 @@ class SimulatedCohort(Cohort):
     ) -> tuple[Tree, Any]:
         """The weighted sum of the answers, and how far they are apart if that is asked for."""
         compute, rows = self._call(function, args)
-        n, size = len(self._ids), self._clients.chunk_size
+        n, size = len(self._ids), self._together(compute, rows)
 
         def weighted(weights: Array, rows: Tree) -> tuple[tuple[Tree, _Spread | None], Tree]:
             """The sum over some clients, how far they are apart, and one client's part of it."""
@@ -380,7 +389,7 @@ class SimulatedCohort(Cohort):
             total = weighted_sum(weights, each)
             return everywhere((total, spread(weights, each, total))), jax.tree.map(lambda r: r[0], each)
 
-        if size is None or size >= n:
+        if size >= n:
             both, one = weighted(weights, rows)
             self._reply(one)
             return both
@@ -398,6 +407,14 @@ class SimulatedCohort(Cohort):
         shapes, one = jax.eval_shape(weighted, weights, rows)
         self._reply(one)
         return lax.scan(add, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), (parts, index))[0]
+
+    def _together(self, compute: Callable[[Tree], Tree], rows: Tree) -> int:
+        """How many clients are computed at once: as many as were asked for, or on a CPU as many as its cache serves best."""
+        n, given = len(self._ids), self._clients.chunk_size
+        if given is None and jax.default_backend() == "cpu" and jax.device_count() == 1:
+            row = jax.tree.map(lambda r: jax.ShapeDtypeStruct(r.shape[1:], r.dtype), rows)
+            given = fitting(sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(jax.eval_shape(compute, row))))
+        return n if given is None else -(-n // -(-n // given))  # chunks of one size, as far as that goes
 
 
 class _Spread(NamedTuple):

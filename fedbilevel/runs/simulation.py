@@ -18,14 +18,13 @@ from fedbilevel.engines.attacks import Attack
 from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.in_process import InProcess
 from fedbilevel.engines.simulated import SimulatedEngine
+from fedbilevel.engines.simulated_clients import fitting
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import require_time
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.spending import with_privacy
 from fedbilevel.tasks.base import Task
-
-CACHED = 16_000_000  # bytes: a hundred clients of 600 KB each take 1.6 times as long all at once as in four chunks
 
 
 def simulation(
@@ -64,7 +63,7 @@ def simulation(
     else:
         attack = Attack.parse(checked.attack) if checked.attack else None
         population = attack.poisoned(task.population) if attack else task.population
-        engine = SimulatedEngine(population, drawn, checked.chunk_size or _chunk(task), checked.products, rule, attack)
+        engine = SimulatedEngine(population, drawn, checked.chunk_size, checked.products, rule, attack)
     engine, spending = with_privacy(task, algorithm, engine, checked)
     require_memory(
         f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
@@ -98,11 +97,5 @@ def _bytes(task: Task, engine: SimulatedEngine) -> int:
     state = point + (population.size * task.y.nbytes if task.lower_level == "local" else 0)
     state += 4 * population.size * task.x.nbytes if task.own_x else 0  # what the clients keep
     batch = sum((population.batch_size or s.longest) * s.row_bytes() for s in shards)
-    return rows + 2 * state + min(cohort, engine.chunk_size or cohort) * (2 * point + batch)
-
-
-def _chunk(task: Task) -> int | None:
-    """How many clients to compute at once: on a CPU as many as its cache holds points, on other devices all."""
-    if jax.default_backend() != "cpu":
-        return None
-    return max(1, CACHED // ((task.x.size + task.y.size) * task.x.dtype.itemsize))
+    at_once = engine.chunk_size or (fitting(point) if jax.default_backend() == "cpu" else cohort)
+    return rows + 2 * state + min(cohort, at_once) * (2 * point + batch)
