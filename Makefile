@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation-quick test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation-quick test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-peers bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -60,6 +60,10 @@ bench-check: .venv/installed
 bench-torch: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python benchmarks/sequential_torch.py
+
+bench-peers: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python benchmarks/peers.py --install
 
 bench-growth: .venv/installed
 	$(BIN)/python benchmarks/growth.py

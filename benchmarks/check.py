@@ -13,21 +13,31 @@ import sys
 from pathlib import Path
 
 import jax
+import peers
 import rounds
 import sweep
 
 BASELINE, MOST_LOST = Path(__file__).with_name("baseline.json"), 1 / 3
 ALGORITHMS, AGAINST_TORCH = ("simfbo", "mefbo", "fednest", "fedbioacc", "distbio"), ("simfbo", "mefbo", "fednest")
+PEER_ROUNDS = 10
 
 
 def measured() -> dict[str, float]:
     """The ratios of now, by name; those against PyTorch where it is installed."""
-    ratios = {f"{name}, fraction of the matrix product's rate": rounds.measure(name).fraction for name in ALGORITHMS}
+    ratios: dict[str, float] = {}
+    for name in ALGORITHMS:
+        of = rounds.measure(name)
+        ratios[f"{name}, fraction of the best square product's rate"] = of.fraction
+        ratios[f"{name}, fraction of the rate of its own largest product"] = of.batched
     if importlib.util.find_spec("torch"):
         import sequential_torch
 
         for name in AGAINST_TORCH:
             ratios[f"{name}, PyTorch's time over ours"] = sequential_torch.compare(name, 10, ["cpu"], "")["cpu ratio"]
+    installed = [name for name in peers.PINNED if peers.installed(name)]
+    for name, of_peer in peers.measure(installed, PEER_ROUNDS).items() if installed else ():
+        if name in installed:
+            ratios[f"FedAvg, {name}'s time over ours"] = of_peer["ratio"]
     for cell in sweep.CELLS[:2]:
         ratios[f"sweep of {cell[1]} on {cell[0]}, one by one over together"] = sweep.measure(*cell).ratio
     return ratios

@@ -8,13 +8,14 @@ operations do not count. Only matrix products count, since the machine's rate is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Literal
+from peak import Shape
 
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
@@ -50,6 +51,34 @@ def counted(call: ClientCall) -> Rehearsed:
     each = products(jax.make_jaxpr(call.compute)(call.row()).jaxpr)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result())
     return Rehearsed(zeros, (call.active.sum(dtype=jnp.uint32) * round(each / THOUSAND), 0))
+
+
+def largest(experiment: Experiment) -> Shape:
+    """The largest product of a client in a step, for as many clients as are computed together."""
+    engine, algorithm, task = simulated(experiment), experiment.algorithm, experiment.task
+    state = engine.state_shapes(algorithm, task.x, task.y, jax.random.key(0))
+    found: list[Shape] = []
+
+    def watch(call: ClientCall) -> Rehearsed:
+        program = jax.make_jaxpr(call.compute)(call.row()).jaxpr
+        found.extend(shape._replace(batch=shape.batch * len(call.members)) for shape in _shapes(program))
+        return Rehearsed(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), call.result()))
+
+    jax.eval_shape(lambda key: engine.rehearse_step(watch, algorithm, state, key), jax.random.key(0))
+    return max(found, key=lambda shape: shape.operations)
+
+
+def _shapes(program: Any) -> Iterator[Shape]:
+    for equation in program.eqns:
+        if equation.primitive.name == "dot_general":
+            (summed, other), (batch, _) = equation.params["dimension_numbers"]
+            left, right = (v.aval.shape for v in equation.invars)
+            each, inner = (math.prod(left[k] for k in axes) for axes in (batch, summed))
+            sides = math.prod(left) // (each * inner), math.prod(right) // (each * math.prod(right[k] for k in other))
+            yield Shape(each, sides[0], inner, sides[1])
+        for inside in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+            if hasattr(inside, "eqns") or hasattr(inside, "jaxpr"):
+                yield from _shapes(getattr(inside, "jaxpr", inside))
 
 
 def products(program: Any) -> int:

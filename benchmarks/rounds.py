@@ -1,9 +1,11 @@
 """Every algorithm's step at the papers' sizes against the machine: `make bench`.
 
-We time a step inside a compiled loop of steps, alternating with a matrix product; the fraction is of that product's rate,
-counting the operations that the step's own products require. Compile time is all time up to the first step, without a
-cache. Algorithms with a lower level per client run on few-shot learning, with convolutions as wide as the paper's; the others
-on hyper-representation. Products use JAX's default arithmetic, which has 10 bits on NVIDIA's GPUs.
+We time a step inside a compiled loop of steps, alternating with products of matrices, and count the operations that the
+step's own products require. The first fraction is of the rate of a large square product, the second of that of the step's
+largest product, for as many clients as are computed together; each by the library here that is best at it (`peak.py`). Compile
+time is all time up to the first step, without a cache. Algorithms with a lower level per client run on few-shot learning,
+with convolutions as wide as the paper's; the others on hyper-representation. Products use JAX's default arithmetic, which has
+10 bits on NVIDIA's GPUs.
 
     python benchmarks/rounds.py [ALGORITHM ...]
 """
@@ -17,7 +19,8 @@ from typing import NamedTuple
 import jax
 import operations
 from papers import experiment
-from timing import PRODUCT_OPERATIONS, SIDE, compiled, in_turns, product, ratio, seconds
+from peak import SQUARE, Best
+from timing import SIDE, compiled, in_turns, ratio, seconds
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.runs.experiment import Experiment
@@ -32,7 +35,8 @@ class Measured(NamedTuple):
     compiling: float  # seconds
     milliseconds: float  # a step
     operations: int  # a step
-    fraction: float
+    fraction: float  # of the rate of a square product
+    batched: float  # of the rate of its own largest product
 
 
 def at_papers_size(name: str, data: str = "") -> tuple[Experiment, int]:
@@ -42,15 +46,17 @@ def at_papers_size(name: str, data: str = "") -> tuple[Experiment, int]:
 
 
 def measure(name: str, data: str = "") -> Measured:
-    """An algorithm's step, against a product of matrices."""
+    """An algorithm's step, against products of matrices."""
     of, count = at_papers_size(name, data)
     steps, compiling = compiled(of, count)
-    multiply = product()
-    seconds(steps), seconds(multiply)
-    taken = in_turns({"product": multiply, "steps": steps}, REPEATS)
+    seconds(steps)
+    square, batched = Best.at(SQUARE), Best.at(operations.largest(of))
+    taken = in_turns({"square": square.run, "batched": batched.run, "steps": steps}, REPEATS)
     work = operations.of_steps(of, count)
-    fraction = work / PRODUCT_OPERATIONS / ratio(taken["steps"], taken["product"])
-    return Measured(compiling, 1e3 * statistics.median(taken["steps"]) / count, work // count, fraction)
+    fractions = (
+        work / best.operations / ratio(taken["steps"], taken[kind]) for kind, best in (("square", square), ("batched", batched))
+    )
+    return Measured(compiling, 1e3 * statistics.median(taken["steps"]) / count, work // count, *fractions)
 
 
 def main() -> None:
@@ -60,14 +66,17 @@ def main() -> None:
     )
     parser.add_argument("--data", default="", help="folder with MNIST; generated images of its shape unless given")
     given = parser.parse_args()
-    multiply = product()
-    seconds(multiply)
-    rate = PRODUCT_OPERATIONS / min(seconds(multiply) for _ in range(5))
-    print(f"{jax.devices()[0].device_kind}: {rate / 1e9:.0f} GFLOP/s in a product of matrices, {SIDE} x {SIDE}\n")
-    print(f"{'algorithm':18}{'compile s':>10}{'ms/step':>10}{'GFLOP/step':>12}{'fraction':>10}")
+    best = Best.at(SQUARE)
+    rate = best.operations / min(seconds(best.run) for _ in range(5))
+    print(f"{jax.devices()[0].device_kind}: {rate / 1e9:.0f} GFLOP/s in a product, {SIDE} x {SIDE}, by {best.library}\n")
+    print(f"{'algorithm':18}{'compile s':>10}{'ms/step':>10}{'GFLOP/step':>12}{'fraction':>10}{'batched':>10}")
     for name in given.algorithms:
         of = measure(name, given.data)
-        print(f"{name:18}{of.compiling:10.1f}{of.milliseconds:10.2f}{of.operations / 1e9:12.2f}{of.fraction:10.2f}", flush=True)
+        print(
+            f"{name:18}{of.compiling:10.1f}{of.milliseconds:10.2f}{of.operations / 1e9:12.2f}"
+            f"{of.fraction:10.2f}{of.batched:10.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
