@@ -1,6 +1,7 @@
 """What every simulator in `peers.py` is given, and how it answers; needs NumPy alone, since each has an environment of its own.
 
-A peer is a script with `run(data, rounds)`, which trains from the start for so many rounds and returns weights and biases.
+A peer is a script with `run(data, rounds, begin)`, which trains from the start for so many rounds and returns weights and
+biases. It calls `begin` when all is ready and the first round begins.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Data(NamedTuple):
         return float(np.mean(np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1) - own))
 
 
-def answer(run: Callable[[Data, int], tuple]) -> None:
+def answer(run: Callable[[Data, int, Callable[[], None]], tuple]) -> None:
     """Train for as many rounds as each line of the input says, and say how long that took and what the loss is then."""
     data = Data(**np.load(sys.argv[1]))
     for line in sys.stdin:
-        began = time.perf_counter()
-        reached = run(data, int(line))
-        seconds = time.perf_counter() - began
+        began: list[float] = []
+        reached = run(data, int(line), lambda: began.append(time.perf_counter()))
+        seconds = time.perf_counter() - began[0]
         print(json.dumps({"seconds": seconds, "loss": data.loss(*map(np.asarray, reached))}), flush=True)

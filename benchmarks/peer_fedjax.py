@@ -1,5 +1,7 @@
 """FedAvg in FedJAX, for `peers.py`."""
 
+from collections.abc import Callable
+
 import jax
 
 jax.tree_map = jax.tree.map  # as FedJAX calls it, whose last release is older than the new name
@@ -22,10 +24,11 @@ algorithm = fedjax.algorithms.fed_avg.federated_averaging(
 )
 
 
-def run(data: Data, rounds: int) -> tuple:
+def run(data: Data, rounds: int, begin: Callable[[], None]) -> tuple:
     clients = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(data.images, data.labels, strict=True)]
     state = algorithm.init(tuple(map(jnp.asarray, (data.w1, data.b1, data.w2, data.b2))))
     key = jax.random.PRNGKey(0)
+    begin()
     for cohort in data.cohorts[:rounds]:
         state, _ = algorithm.apply(state, [(m, clients[m], key) for m in cohort])
     return tuple(map(np.asarray, state.params))

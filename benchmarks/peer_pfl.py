@@ -1,5 +1,7 @@
 """FedAvg in pfl-research, with PyTorch, for `peers.py`."""
 
+from collections.abc import Callable
+
 import torch
 from peer import BATCH, STEP, Data, answer
 from pfl.aggregate.simulate import SimulatedBackend
@@ -21,7 +23,7 @@ class Network(torch.nn.Sequential):
         return {}
 
 
-def run(data: Data, rounds: int) -> tuple:
+def run(data: Data, rounds: int, begin: Callable[[], None]) -> tuple:
     network = Network(torch.nn.Linear(784, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10))
     starts = (data.w1.T, data.b1, data.w2.T, data.b2)
     with torch.no_grad():
@@ -31,6 +33,7 @@ def run(data: Data, rounds: int) -> tuple:
     cohorts = iter(data.cohorts[:rounds].reshape(-1).tolist())
     training = FederatedDataset(lambda user: rows[user], lambda: next(cohorts))
     model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), lr=1.0))
+    begin()
     FederatedAveraging().run(
         NNAlgorithmParams(rounds, 10**9, data.cohorts.shape[1], None),
         SimulatedBackend(training, training),

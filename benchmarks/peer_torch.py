@@ -1,5 +1,7 @@
 """FedAvg as an expert would write it in PyTorch: ten clients vmapped, and their local steps compiled; for `peers.py`."""
 
+from collections.abc import Callable
+
 import torch
 from peer import BATCH, LOCAL_STEPS, STEP, Data, answer
 from torch.func import grad, vmap
@@ -20,9 +22,10 @@ def averaged(parameters: tuple, images: torch.Tensor, labels: torch.Tensor) -> t
     return tuple(p.mean(0) for p in own)
 
 
-def run(data: Data, rounds: int) -> tuple:
+def run(data: Data, rounds: int, begin: Callable[[], None]) -> tuple:
     images, labels = torch.as_tensor(data.images), torch.as_tensor(data.labels).long()
     parameters = tuple(map(torch.as_tensor, (data.w1, data.b1, data.w2, data.b2)))
+    begin()
     for cohort in torch.as_tensor(data.cohorts[:rounds]):
         parameters = averaged(parameters, images[cohort], labels[cohort])
     return tuple(p.numpy() for p in parameters)
