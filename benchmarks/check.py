@@ -27,7 +27,7 @@ def measured() -> dict[str, float]:
     ratios: dict[str, float] = {}
     for name in ALGORITHMS:
         of = rounds.measure(name)
-        ratios[f"{name}, fraction of the matrix product's rate"] = of.fraction
+        ratios[f"{name}, fraction of the best square product's rate"] = of.fraction
         ratios[f"{name}, fraction of the rate of its own largest product"] = of.batched
     if importlib.util.find_spec("torch"):
         import sequential_torch
