@@ -541,16 +541,16 @@ def test_matrix_products_are_in_the_arithmetic_asked_for():
 def test_on_a_cpu_clients_are_computed_in_parts_whose_answers_fit_its_cache(monkeypatch, name):
     made = Configuration.resolve("quadratic", {"clients": 12}, name, {}, RunOptions(rounds=5)).experiment()
     assert made.engine.chunk_size is None
-    task, key, at_once = made.task, jax.random.key(3), simulated_clients._at_once
+    task, key, shared = made.task, jax.random.key(3), simulated_clients.each_its_share
 
     def step(most, **given):
         computed = []
 
-        def recorded(compute, rows):
+        def recorded(rows):
             computed.append(len(jax.tree.leaves(rows)[0]))
-            return at_once(compute, rows)
+            return shared(rows)
 
-        monkeypatch.setattr(simulated_clients, "_at_once", recorded)
+        monkeypatch.setattr(simulated_clients, "each_its_share", recorded)
         monkeypatch.setattr(simulated_clients, "CACHED", most)
         engine = dataclasses.replace(made.engine, **given)
 
