@@ -1,8 +1,8 @@
 """Faults in a real federation on this machine's loopback: each run must end with the numbers of one that nothing disturbed.
 
-    python tests/chaos.py                        every kind of fault once, then 30 of random kinds
-    python tests/chaos.py site full_site         these kinds, once each
-    python tests/chaos.py --faults 8 --seed 2    so many of random kinds
+    python tests/chaos.py                            every kind of fault once, then 30 of random kinds
+    python tests/chaos.py --kinds site full_site     these kinds, once each
+    python tests/chaos.py --faults 5 --seed 2        so many of random kinds
 
 Each fault happens at a random moment of a run of its own. A table says when, how long the run took and whether its metrics are
 those of the undisturbed run to the last bit. They may be others only from a row on that counts an absence; otherwise the exit
@@ -183,7 +183,7 @@ def main():
     root = os.geteuid() == 0
     kinds = {fault.__name__: fault for fault in FAULTS + FULL * root}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", choices=kinds, help="these kinds of fault alone, once each")
+    parser.add_argument("--kinds", nargs="+", choices=kinds, help="these kinds of fault alone, once each")
     parser.add_argument("--faults", type=int, help="only so many, of random kinds")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
