@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import deployed
+from federations import SHARED_X, deployed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from signing import Keys, Signer
@@ -29,6 +29,7 @@ from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.tasks.quadratic import Quadratic
 
 RULE = "secure-sum(at_least=2, bound=50)"
+SUMMED = [name for name in SHARED_X if not (one := ALGORITHMS[name].configure(name, {})).single_answers and not one.pooled]
 
 
 def federation(algorithm, task, participation, rule=RULE, keys=None):
@@ -42,7 +43,7 @@ def federation(algorithm, task, participation, rule=RULE, keys=None):
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("fedbio", "1,2,3,4"), *(pytest.param(name, "equal", marks=pytest.mark.slow) for name in ("fedbio", "fedbio-local"))],
+    [("fedbio", "1,2,3,4"), *(pytest.param(name, "equal", marks=pytest.mark.slow) for name in SUMMED)],
 )
 def test_simulation_and_federation_add_up_the_same_numbers(name, weights):
     algorithm, key = ALGORITHMS[name].configure(name, {}), jax.random.key(5)
