@@ -522,6 +522,32 @@ def test_an_announced_length_makes_no_process_take_memory(federation):
     assert max(p.memory_info().vms - before[p.pid] for p in everybody) < 1 << 30
 
 
+def peak(process):
+    """The most memory that a process has had, in bytes."""
+    (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+def test_a_long_greeting_makes_no_process_take_memory(federation):
+    """A million empty lists in one megabyte would be sixty."""
+    everybody = [p for name in ("server", *SITES) for p in federation.processes(name)]
+    before = {p.pid: peak(p) for p in everybody}
+    lists = (12 << 20) * b"\x90"
+    greeting = b"\xdd" + struct.pack(">I", len(lists)) + lists
+    ports = {c.laddr.port for p in everybody for c in p.net_connections("inet") if c.status == "LISTEN"}
+    with contextlib.ExitStack() as opened:
+        lines = [socket.create_connection(("127.0.0.1", port), timeout=10) for port in ports - {port_of(federation)}]
+        lines.append(tls(port_of(federation), federation.folder / SITES[0]))
+        for line in lines:
+            opened.enter_context(line)
+            line.sendall(struct.pack(">IHBBHHHH", 16 + len(greeting), 0, 4, 0, 0, 0, 0, 0) + greeting)
+        until(lambda: "a greeting of" in federation.log(), 30, "the refusal in the log")
+        time.sleep(3)
+    assert max(peak(p) - before[p.pid] for p in everybody) < 300 << 20
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_job_that_ships_code_is_refused(federation, tmp_path):

@@ -65,6 +65,10 @@ class PrivateSum(PrivateClients, HiddenSum):
 
     def require(self, population: Population, participation: Participation) -> None:
         super().require(population, participation)
+        self.require_steps()
+
+    def require_steps(self) -> None:
+        """Raise `InputError` unless the noise is known, and is as good as what is not rounded."""
         for name, rule in (("noise", self), ("metric_noise", self.of_metrics(1))):
             if rule.deviation < LEAST_STEPS:
                 raise InputError(f"{name} = {rule.noise:.3g} is too small for sums of 32 bits: raise it, or lower cohort")

@@ -12,6 +12,7 @@ from jax import Array
 
 from fedbilevel.aggregations.buffered import Buffered
 from fedbilevel.aggregations.secure import HiddenSum
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, Mean
@@ -87,9 +88,9 @@ class DeployedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
-        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers, algorithm.late_answers)
+        self.aggregation.require_algorithm(called(algorithm), algorithm.single_answers, algorithm.late_answers)
         if algorithm.pooled:
-            name = type(algorithm).__name__
+            name = called(algorithm)
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:

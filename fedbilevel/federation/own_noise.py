@@ -26,7 +26,7 @@ class OwnNoise:
 
     def __init__(self, run: str, rule: PrivateSum, ledger: Ledger):
         self._run, self._rule, self._ledger = run, rule, ledger
-        rule.multiplier  # noqa: B018 (which may raise)
+        rule.require_steps()
 
     def require(self, planned: Mapping[str, int]) -> None:
         """Raise `InputError` if so many calls, by client function, exceed what the site allows."""

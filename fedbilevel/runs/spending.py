@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedbilevel.aggregations.private import PrivateClients
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.privacy import LOWER, MOST_NOISE, UPPER, RowPrivacy
@@ -204,14 +205,14 @@ def _with_private_rows(
 ) -> tuple[SimulatedEngine, RowSpending]:
     population = engine.population
     if algorithm.pooled:
-        name = type(algorithm).__name__
+        name = called(algorithm)
         raise InputError(f"{name} pools all rows in one client, which privacy of rows does not cover: choose another algorithm")
     require_private(population, task.x, task.y)
 
     def private(how: RowPrivacy) -> SimulatedEngine:
         return replace(engine, population=replace(population, privacy=how))
 
-    with naming(type(algorithm).__name__):  # which the user may not have chosen
+    with naming(called(algorithm)):  # which the user may not have chosen
         calls = Calls(task, algorithm, private(replace(wanted, epsilon=None, noise=1.0)), options.seed)
         releases: dict[str, Releases] = {name: Counter() for name in calls.names}
         for name, shapes in calls.shapes.items():
