@@ -198,7 +198,7 @@ class ClientRuntime:
             case Saved(step=int(step), place=int(place), slot=int(slot)):
                 saved = wire.decode(self._disk.load(step), self._named)
                 return self._kept.add(slot, jax.tree.map(np.array, saved[place]))  # a copy, without the rest of the file
-            case _ if isinstance(expression, tuple(EXPRESSIONS.values())):
+            case _ if isinstance(expression, tuple(EXPRESSIONS.values())) and not is_encoded(expression):
                 raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
             case list():
                 return [self._evaluate(e) for e in expression]

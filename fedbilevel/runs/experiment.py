@@ -70,9 +70,10 @@ class Experiment:
         task, kind = self.task, type(self.algorithm)
         require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
+            suited = [name for name, entry in ALGORITHMS.bundled.items() if entry.load().lower_level == task.lower_level]
             raise InputError(
                 f"{called(self.algorithm)} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: "
-                f"choose one of {', '.join(n for n, e in ALGORITHMS.bundled.items() if e.load().lower_level == task.lower_level)}"
+                f"choose one of {', '.join(suited)}"
             )
         if kind.own_x != task.own_x:
             held = "an x that all clients share", "an x per client"
