@@ -175,7 +175,10 @@ class ExperimentServer:
         """For each site the message that begins the run, or that asks about its table if there is no experiment yet."""
         spending = experiment.spending if experiment else None
         rows = spending if isinstance(spending, RowSpending) else None
-        rule = experiment.engine.aggregation if experiment else bundled(configuration.options.aggregate)
+        aggregate = configuration.options.aggregate
+        rule = bundled(aggregate)
+        if experiment and rule.blurs:  # then sites must know the noise
+            aggregate = text_of(experiment.engine.aggregation)
         task, algorithm, _ = configuration.names()
         message = BeginMessage(
             label(task),
@@ -189,7 +192,7 @@ class ExperimentServer:
             code={"task": sha256_here(TASKS, task), "algorithm": sha256_here(ALGORITHMS, algorithm)},
             fit=fit,
             sites=self._data.found,
-            aggregate=text_of(rule),
+            aggregate=aggregate,
             names=tuple(self.sites),
             privacy="" if rows is None else privacy_text(rows.privacy),
             planned={} if spending is None or self._data.unknown else spending.planned(),
