@@ -199,3 +199,22 @@ def test_liars_ruin_the_mean_and_not_the_trimmed_mean():
     assert last < 0.5 * first
     with pytest.raises(fb.Diverged):
         errors()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The upper loss ends above")  # y begins better for f than g lets it be
+@pytest.mark.parametrize("attack", ["sign-flip:2:5", "ipm:2", "alie:2"])
+def test_liars_move_a_single_loop_no_further_than_clients_differ(attack):
+    """What is proved of single loops with robust rules (BR-FedBi, ICLR 2026): without heterogeneity they find the solution."""
+
+    def error(spread, **how):
+        task = Quadratic(clients=9, linear_heterogeneity=spread, hessian_heterogeneity=spread).build()
+        rule = "trimmed-mean(byzantine=2, before=nnm)"
+        algorithm, options = fb.SimFBO(gamma_x=0.008), dict(rounds=8000, every=8000, aggregation=rule) | how
+        return fb.solve(task, algorithm=algorithm, **options).history[-1]["x_error"]
+
+    none, small, large = (error(spread, attack=attack) for spread in (0.0, 0.05, 0.1))
+    assert none < 1e-8 and large < 0.25 and 1.4 < large / small < 2.6  # in proportion
+    if attack.startswith("sign-flip"):
+        with pytest.raises(fb.Diverged):
+            error(0.1, attack=attack, aggregation="mean")
