@@ -1,14 +1,20 @@
 """Faults in a real federation on this machine's loopback: each run must end with the numbers of one that nothing disturbed.
 
-    python tests/chaos.py [--faults N] [--seed N]
+    python tests/chaos.py                            every kind of fault once, then 30 of random kinds
+    python tests/chaos.py --kinds site full_site     these kinds, once each
+    python tests/chaos.py --faults 5 --seed 2        so many of random kinds
 
-First every kind of fault once, then N at random moments. A table says for each what the run cost and whether its metrics,
-absences included, are those of the undisturbed run to the last bit; the exit status is 1 if one's are not.
+Each fault happens at a random moment of a run of its own. A table says when, how long the run took and whether its metrics are
+those of the undisturbed run to the last bit. They may be others only from a row on that counts an absence; otherwise the exit
+status is 1. Full disks are small ones that root can mount: others leave these kinds out.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,20 +22,26 @@ import tempfile
 import time
 from pathlib import Path
 
-from real_federations import COMMAND, ENVIRONMENT, Running, command, free_port, until
+from real_federations import COMMAND, ENVIRONMENT, Running, command, free_port
 
 SITES = ["hospital-1", "hospital-2", "hospital-3"]
 RUN = ["quadratic", "fedbio-local", "--knob", "lower_level=local", "--knob", "noise=0.1", "--every", "50", "--rounds", "400"]
 LONGEST = 300  # seconds that a run with a fault may take
 PAUSES = [0.0, 2.0]  # seconds that a killed `federation start` stays away
+ROOM = 1 << 27  # bytes of a disk that is filled
+RANDOM = 30
+SAME, DIFFERENT = "the same", "DIFFERENT"
 
 
 class Chaos:
     """A federation, each of whose kits has a process that restarts it, and a run on it."""
 
-    def __init__(self, folder, choose):
-        self.folder, self._choose = folder, choose
+    def __init__(self, folder, choose, disks):
+        self.folder, self._choose, self.runs = folder, choose, folder / "runs"
         command("federation", "init", folder / "f", "--sites", ",".join(SITES), "--port", free_port())
+        if disks:
+            for place in (folder / "f" / "server", folder / "f" / SITES[0], self.runs):
+                disks.enter_context(mounted(place))
         self.kits = {name: Running(folder / "f", name) for name in ("server", *SITES)}
         self.kits["server"].serve()
         self.kits["server"].await_sites()
@@ -38,18 +50,18 @@ class Chaos:
         for kit in self.kits.values():
             kit.stop()
 
-    def run(self, name, fault=None):
-        """The rows of a run, how long it took, and what it said; a fault happens after its first checkpoint."""
-        began, out = time.monotonic(), self.folder / name
-        self.process = self._command("run", *RUN, "--federation", self.folder / "f", "--out", out)
+    def run(self, name, fault=None, moment=0.0):
+        """The rows of a run, how long it took, and what it said; a fault happens that many seconds after its beginning."""
+        began, out = time.monotonic(), self.runs / name
+        words = "run", *RUN, "--federation", self.folder / "f", "--out", out
+        self.process = self._command(*words)
         if fault:
-            until(lambda: list(out.glob("*/checkpoint")) or self.process.poll() is not None, 90, "a checkpoint")
-            time.sleep(self._choose.uniform(0, 3))
+            time.sleep(moment)
             fault(self)
         said, _ = self.process.communicate(timeout=LONGEST)
         if not list(out.glob("*/result.json")):  # the command was killed, or gave up
             self.kits["server"].await_sites()
-            said += command("resume", out, timeout=LONGEST).stdout
+            said += command(*(("resume", out) if list(out.glob("*/config.json")) else words), timeout=LONGEST).stdout
         (file,) = out.glob("*/metrics.jsonl")
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], time.monotonic() - began, said
@@ -113,39 +125,86 @@ class Chaos:
             if number == signal.SIGSTOP:
                 time.sleep(self._choose.uniform(3, 8))
 
+    def full_site(self):
+        """A site whose disk is full for some seconds."""
+        self._fill(self.folder / "f" / SITES[0])
 
+    def full_server(self):
+        """The same for the server's kit."""
+        self._fill(self.folder / "f" / "server")
+
+    def full_runs(self):
+        """The same for the folder of the runs; the command gives up, and is resumed."""
+        self._fill(self.runs)
+
+    def _fill(self, disk):
+        filler = disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
+        assert shutil.disk_usage(disk).free == 0
+        time.sleep(self._choose.uniform(3, 8))
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def mounted(folder):
+    """During the block, a folder with its files is a small disk of its own."""
+    aside = folder.with_name(folder.name + "-aside")
+    folder.mkdir(exist_ok=True)
+    folder.rename(aside)
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={ROOM},mode=700", "chaos", folder], check=True)
+    try:
+        shutil.copytree(aside, folder, symlinks=True, dirs_exist_ok=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+FULL = [Chaos.full_site, Chaos.full_server, Chaos.full_runs]
 FAULTS = [
     *(Chaos.site_job, Chaos.site, Chaos.site_for_good, Chaos.server_job, Chaos.server),
     *(Chaos.command, Chaos.everything, Chaos.frozen_site, Chaos.frozen_server),
 ]
 
 
+def compared(rows, undisturbed):
+    """Whether a run has the numbers of the undisturbed one, at least until it counts an absence."""
+    if rows == undisturbed:
+        return SAME
+    present = [row["absences"] == 0 for row in rows]
+    until = present.index(False) if False in present else len(rows)
+    counted = until < len(rows) == len(undisturbed) and rows[:until] == undisturbed[:until]
+    return f"the same until an absence, counted at round {rows[until]['rounds']}" if counted else DIFFERENT
+
+
 def main():
+    root = os.geteuid() == 0
+    kinds = {fault.__name__: fault for fault in FAULTS + FULL * root}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--faults", type=int, default=6, help="how many, at random, after one of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=kinds, help="these kinds of fault alone, once each")
+    parser.add_argument("--faults", type=int, help="only so many, of random kinds")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     choose = random.Random(given.seed)
-    faults = [*FAULTS, *choose.choices(FAULTS, k=given.faults)]
+    few, many = given.kinds or kinds, RANDOM if given.faults is None else given.faults
+    faults = [] if given.faults is not None else [kinds[name] for name in few]
+    faults += [] if given.kinds else choose.choices([*kinds.values()], k=many)
     different = 0
-    with tempfile.TemporaryDirectory() as folder:
-        chaos = Chaos(Path(folder), choose)
-        try:
-            undisturbed, seconds, _ = chaos.run("undisturbed")
-            print(f"{'undisturbed':16} {seconds:5.0f} s", flush=True)
-            for number, fault in enumerate(faults):
-                rows, seconds, said = chaos.run(f"{number}", fault)
-                same = rows == undisturbed
-                different += not same
-                absences = sum(row["absences"] for row in rows)
-                print(
-                    f"{fault.__name__:16} {seconds:5.0f} s  {'the same' if same else 'DIFFERENT'}, {absences:g} absences",
-                    flush=True,
-                )
-                if not same:
-                    print(said, flush=True)
-        finally:
-            chaos.end()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as disks:
+        chaos = Chaos(Path(folder), choose, disks if root else None)
+        disks.callback(chaos.end)
+        undisturbed, whole, _ = chaos.run("undisturbed")
+        print(f"{'undisturbed':16} {whole:16.0f} s{'' if root else '; no full disks, which only root can mount'}", flush=True)
+        for number, fault in enumerate(faults):
+            moment = choose.uniform(0, whole)
+            rows, seconds, said = chaos.run(f"{number}", fault, moment)
+            verdict = compared(rows, undisturbed)
+            different += verdict == DIFFERENT
+            print(f"{fault.__name__:16} after {moment:4.1f} {seconds:5.0f} s  {verdict}", flush=True)
+            if verdict != SAME:
+                print(said, flush=True)
     print(f"{len(faults)} faults, {different} runs with other numbers")
     sys.exit(different > 0)
 

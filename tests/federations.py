@@ -15,6 +15,7 @@ from fedbilevel.engines.deployed import DeployedEngine
 from fedbilevel.engines.loopback import Loopback
 
 SHARED_X = [name for name, entry in ALGORITHMS.items() if not entry.load().own_x]  # for the tasks that most tests use
+AVERAGED = [name for name in SHARED_X if not (one := ALGORITHMS[name].configure(name, {})).single_answers and not one.pooled]
 
 
 def weighted(population, weights):

@@ -47,10 +47,7 @@ def two_gradients(client, points):
 
 
 def audited(privacy, delta, trials, batch_size=None, rows=8, weight=10.0):
-    """With confidence 0.999 a lower bound on ε of `two_gradients`, from how well a threshold tells a canary's presence.
-
-    The threshold is chosen on half of the trials and judged on the others.
-    """
+    """A lower bound on ε of `two_gradients`, from how well a threshold tells a canary's presence."""
 
     def loss(x, y, rows):  # a new function for each audit, so that nothing compiled before is used
         present, place = rows[:, 0], rows[:, 1:]
@@ -65,14 +62,21 @@ def audited(privacy, delta, trials, batch_size=None, rows=8, weight=10.0):
         keys = jax.random.split(jax.random.key(int(present)), trials)
         return np.asarray(jax.jit(jax.vmap(lambda key: two_gradients(made.client(0, key), Y)))(keys))[:, 0]
 
-    there, absent = np.sort(-answers(1.0)[::2]), np.sort(-answers(0.0)[::2])
-    grid = np.quantile(np.r_[there, absent], np.linspace(0.3, 0.9995, 60))
+    return told_apart(-answers(1.0), -answers(0.0), delta)
 
-    def bound(there, absent, t):
-        hits, alarms, n = (there > t).sum(), (absent > t).sum(), len(there)
+
+def told_apart(present, absent, delta):
+    """With confidence 0.999 a lower bound on ε, from numbers that are larger if a canary is present.
+
+    The threshold is chosen on half of them and judged on the others.
+    """
+    grid = np.quantile(np.r_[present[::2], absent[::2]], np.linspace(0.3, 0.9995, 60))
+
+    def bound(present, absent, t):
+        hits, alarms, n = (present > t).sum(), (absent > t).sum(), len(present)
         least = beta.ppf(0.0005, hits, n - hits + 1) if hits else 0.0
         most = beta.ppf(0.9995, alarms + 1, n - alarms)
         return np.log((least - delta) / most) if least > delta else -np.inf
 
-    chosen = max(grid, key=lambda t: bound(there, absent, t))
-    return bound(-answers(1.0)[1::2], -answers(0.0)[1::2], chosen)
+    chosen = max(grid, key=lambda t: bound(present[::2], absent[::2], t))
+    return bound(present[1::2], absent[1::2], chosen)

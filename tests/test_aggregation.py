@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import SHARED_X, deployed
+from federations import AVERAGED, SHARED_X, deployed
 
 import fedbilevel as fb
 from fedbilevel.aggregations import AGGREGATIONS, configured, in_full, parts, text_of, written
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, called
 from fedbilevel.command import main
 from fedbilevel.core.aggregation import Mean
 from fedbilevel.core.participation import Uniform
 from fedbilevel.core.traffic import Totals, Traffic, size_in_bytes
+from fedbilevel.engines.held import is_per_client
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import Rehearsed, SimulatedCohort
 from fedbilevel.errors import InputError
@@ -39,7 +40,11 @@ class Largest(fb.Aggregation):
     plus: float = fb.real(0.0, "added to it")
 
     def combine(self, weights, rows, around, key):
-        return jax.tree.map(lambda r: jnp.where(weights[:, None] > 0, r, -jnp.inf).max(0) + self.plus, rows)
+        def largest(r):
+            there = (weights > 0).reshape(-1, *[1] * (r.ndim - 1))
+            return jnp.where(there, r, -jnp.inf).max(0) + self.plus
+
+        return jax.tree.map(largest, rows)
 
 
 def one_step(engine, algorithm, task):
@@ -51,14 +56,22 @@ def one_step(engine, algorithm, task):
     return (jax.jit(both) if isinstance(engine, SimulatedEngine) else both)(algorithm, task.x, task.y)
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedbioacc", marks=pytest.mark.slow)])
+def at_server(state):
+    return [leaf for leaf in jax.tree.leaves(state, is_leaf=is_per_client) if not is_per_client(leaf)]
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in AVERAGED if name != "fedavg")]
+)
 def test_a_rule_replaces_the_mean_in_both_engines(name):
-    task, algorithm = Quadratic(clients=5, noise=0.3).build(), ALGORITHMS[name].configure(name, {})
+    algorithm = ALGORITHMS[name].configure(name, {})
+    task = Quadratic(clients=5, noise=0.3, lower_level=type(algorithm).lower_level).build()
     plain, ours = (SimulatedEngine(task.population, Uniform(3), aggregation=rule) for rule in (Mean(), Largest(plus=0.1)))
     theirs, _ = deployed(algorithm, task.population, Uniform(3), aggregation=Largest(plus=0.1))
     a, b = one_step(ours, algorithm, task), one_step(theirs, algorithm, task)
-    assert not np.allclose(one_step(plain, algorithm, task).state.y, a.state.y)
-    for p, q in zip(jax.tree.leaves(a.state), jax.tree.leaves(b.state), strict=True):
+    without, simulated, messages = (at_server(step.state) for step in (one_step(plain, algorithm, task), a, b))
+    assert not all(map(np.allclose, without, simulated))
+    for p, q in zip(simulated, messages, strict=True):
         np.testing.assert_allclose(p, q, rtol=1e-6, atol=1e-9)
     assert Totals().plus(a.traffic) == b.traffic
 
@@ -104,6 +117,8 @@ def test_a_site_that_refuses_gather_refuses_algorithms_that_need_it():
     policy.agree(fb.FedMBO(estimator="ihgp"), Mean())
     with pytest.raises(InputError, match="refuses gather, but the server of FedMBO needs what each site sends"):
         policy.agree(fb.FedMBO(), Mean())
+    fednest = ALGORITHMS["fednest"].configure("fednest", {"estimator": "ihgp"})
+    assert (called(fednest), called(fb.FedMBO()), called(fb.SimFBO(rescale=True))) == ("fednest", "FedMBO", "shrofbo")
     with pytest.raises(InputError, match="nothing to refuse called 'gahter'; did you mean gather"):
         SitePolicy(refuse=["gahter"])
 
@@ -184,7 +199,7 @@ def test_rows_and_checkpoints_that_counted_floats_alone_get_their_bytes():
 def test_methods_with_one_client_have_nothing_to_aggregate():
     task = Quadratic(clients=3).build()
     for how in ({"aggregate": "median"}, {"attack": "sign-flip:1"}):
-        with pytest.raises(InputError, match="LFedNest pools all rows in one client: leave out the aggregation and the attack"):
+        with pytest.raises(InputError, match="stocbio pools all rows in one client: leave out the aggregation and the attack"):
             simulation(task, ALGORITHMS["stocbio"].configure("stocbio", {}), rounds=5, **how)
 
 

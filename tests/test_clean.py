@@ -13,8 +13,8 @@ from fedbilevel.errors import InputError
 from fedbilevel.report.cleaned import site_names
 from fedbilevel.report.suspects import SiteRows
 from fedbilevel.tasks.data.image_tables import opened_images
-from fedbilevel.tasks.data.tables import text_columns
-from fedbilevel.tasks.label_errors import Model, Verdict, judged
+from fedbilevel.tasks.data.tables import tables, text_columns
+from fedbilevel.tasks.label_errors import LabelErrors, Model, Verdict, judged
 
 WRONG = {"north": {9, 20}, "south": {11, 25, 26}}  # lines of the files
 CLASSES = ("ill", "well")
@@ -87,6 +87,10 @@ def test_images_in_folders_are_rows(tmp_path):
         assert [columns["row"][n] for n in suspects] == ["bright/10.png"]
         assert [columns["suggested"][n] for n in suspects] == ["dark"] and len(columns["row"]) == 16
     (tmp_path / "a/dark/3.png").write_bytes(b"no image")
+    (tmp_path / "a/dark/scan.TIF").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"images in .tif files, which are left out"):
+        opened_images(tmp_path / "a")
+    (tmp_path / "a/dark/scan.TIF").unlink()
     with pytest.raises(InputError, match=r"a/dark/3.png: it is not an image"):
         fb.clean([tmp_path / "a", tmp_path / "b"])
 
@@ -211,6 +215,16 @@ def test_a_class_without_checked_rows_is_warned_of():
     table = {**TABLE, "label": [*TABLE["label"][:10], "c", "c"]}
     with pytest.warns(UserWarning, match="no checked row has the label 'c', so rows that have it look wrong"):
         fb.clean([TABLE, table], rounds=2)
+
+
+def test_a_site_that_sees_its_own_rows_alone_warns_of_them():
+    settings = LabelErrors(features="level")
+    there = {**TABLE, "label": [*TABLE["label"][:10], "c", "c"]}
+    read = tables([TABLE, there], settings.columns)
+    with pytest.warns(UserWarning, match="label 'c', so rows that have it look wrong, unless another site has checked some:"):
+        settings.build(read._replace(names=[(), read.names[1]]))
+    with warnings.catch_warnings(action="error"):
+        settings.build(read._replace(names=[read.names[0], ()]))
 
 
 def test_the_command_warns_in_one_line(run, tmp_path):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import MemoryStore, deployed, weighted
+from federations import AVERAGED, MemoryStore, deployed, weighted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,8 +89,10 @@ BOTH_WAYS = "quantized(bits=4, block=6, down=8)"
     ("name", "text"),
     [
         ("fedbio", BOTH_WAYS),
+        ("distbio", BOTH_WAYS),
         pytest.param("fedbioacc", RULES[2], marks=pytest.mark.slow),
         pytest.param("fedbio-local", RULES[3], marks=pytest.mark.slow),
+        *(pytest.param(name, BOTH_WAYS, marks=pytest.mark.slow) for name in AVERAGED if name not in ("fedbio", "distbio")),
     ],
 )
 def test_both_engines_have_the_same_numbers_and_bytes(name, text):

@@ -127,6 +127,33 @@ def test_sites_with_a_privacy_budget_keep_to_it_over_all_runs(federation, tmp_pa
 
 
 @pytest.mark.slow
+def test_sites_that_trust_no_server_have_sums_with_their_own_noise_within_their_budgets(federation, tmp_path):
+    for site in SITES:
+        with (federation.folder / site / "local" / "site.toml").open("a") as file:
+            file.write("[policy]\nsecure_sum = true\nat_least = 3\nepsilon = 30\n")
+    ledgers = [federation.folder / site / "privacy" / "ledger.jsonl" for site in SITES]
+    words = ["run", "quadratic", "simfbo", *SMALL, "--rounds", "20", "--loss-bound", "1e12", "--federation", federation.folder]
+
+    def paid():
+        return [len(file.read_text().splitlines()) if file.exists() else 0 for file in ledgers]
+
+    before = paid()
+    try:
+        refused = command(*words, "--aggregate", "secure-sum", "--out", tmp_path / "exact", check=False)
+        assert "insists on privacy of its rows" in refused.stderr and paid() == before
+        command(*words, "--aggregate", "private-sum", "--set-aggregate", "epsilon=6", "--out", tmp_path / "first")
+        spent = [row["epsilon"] for row in rows(tmp_path / "first")]
+        assert spent == sorted(spent) and 5.9 < spent[-1] <= 6
+        assert paid() == [n + 20 + 3 for n in before]  # answers, and metrics at the start, halfway and at the end
+        more = [*words, "--aggregate", "private-sum", "--set-aggregate", "epsilon=30", "--seed", "1"]
+        again = command(*more, "--out", tmp_path / "second", check=False)
+        assert "of this site's privacy in all, and it allows 30 at δ = 1e-05: refused" in again.stderr
+        assert paid() == [n + 20 + 3 for n in before]
+    finally:
+        federation.serve()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedmbo", "commfedbio"])
 def test_the_deployed_trajectory_and_traffic_are_the_simulated_ones(federation, simulated, tmp_path, algorithm):
     """FedBiOAcc, FedBiO-Local and MeFBO: below, beside a server that cheats, deaths, and strangers."""
@@ -493,6 +520,32 @@ def test_an_announced_length_makes_no_process_take_memory(federation):
             line.sendall(frame(2**31 - 2**22))
         assert len(lines) > 4 and all(map(hung_up, lines))
     assert max(p.memory_info().vms - before[p.pid] for p in everybody) < 1 << 30
+
+
+def peak(process):
+    """The most memory that a process has had, in bytes."""
+    (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("beside_a_run")
+def test_a_long_greeting_makes_no_process_take_memory(federation):
+    """A million empty lists in one megabyte would be sixty."""
+    everybody = [p for name in ("server", *SITES) for p in federation.processes(name)]
+    before = {p.pid: peak(p) for p in everybody}
+    lists = (12 << 20) * b"\x90"
+    greeting = b"\xdd" + struct.pack(">I", len(lists)) + lists
+    ports = {c.laddr.port for p in everybody for c in p.net_connections("inet") if c.status == "LISTEN"}
+    with contextlib.ExitStack() as opened:
+        lines = [socket.create_connection(("127.0.0.1", port), timeout=10) for port in ports - {port_of(federation)}]
+        lines.append(tls(port_of(federation), federation.folder / SITES[0]))
+        for line in lines:
+            opened.enter_context(line)
+            line.sendall(struct.pack(">IHBBHHHH", 16 + len(greeting), 0, 4, 0, 0, 0, 0, 0) + greeting)
+        until(lambda: "a greeting of" in federation.log(), 30, "the refusal in the log")
+        time.sleep(3)
+    assert max(peak(p) - before[p.pid] for p in everybody) < 300 << 20
 
 
 @pytest.mark.slow

@@ -455,12 +455,12 @@ def test_a_site_that_never_gets_a_part_does_not_restart_the_job_for_ever(tmp_pat
     returning = ReturningSites(said.append)
     engine = Engine(parts=[{"client_name": "a", "job_id": "1"}, {"client_name": "b", "status": "no jobs"}])
     session = Session(federation(tmp_path), engine)
-    assert [returning.found(session, "1") for _ in range(6)] == [["b"]] * 3 + [[]] * 3
+    assert [returning.found(session, "1", begun=True) for _ in range(6)] == [["b"]] * 3 + [[]] * 3
     assert len(said) == 1 and said[0].startswith("b is connected but got no part in 3 jobs")
     engine.parts = [{"client_name": name, "job_id": "1"} for name in "ab"]
-    assert returning.found(session, "1") == []
+    assert returning.found(session, "1", begun=True) == []
     engine.parts = [engine.parts[0], {"client_name": "b", "status": "no jobs"}]
-    assert returning.found(session, "1") == ["b"]  # it had a part meanwhile
+    assert returning.found(session, "1", begun=True) == ["b"]  # it had a part meanwhile
 
 
 def test_jobs_of_a_run_that_nobody_follows_are_stopped_first_and_no_others(tmp_path, monkeypatch):

@@ -185,10 +185,13 @@ def test_a_restarted_site_is_told_from_one_that_was_never_there():
     session = SimpleNamespace(
         engine=SimpleNamespace(get_client_job_status=lambda: parts), federation=SimpleNamespace(sites="abc")
     )
-    assert returning.found(session, "1") == [] and not returning.restarted("1", [])
+    assert returning.found(session, "1", begun=True) == [] and not returning.restarted("1", [])
     parts = [parts[0], *({"client_name": name, "status": "no jobs"} for name in "bc")]
-    assert returning.found(session, "1") == ["b", "c"]
+    assert returning.found(session, "1", begun=False) == ["b"]  # c may still be on its way
+    assert returning.found(session, "1", begun=True) == ["b", "c"]
     assert returning.restarted("1", ["b", "c"]) and not returning.restarted("1", ["c"]) and not returning.restarted("2", ["b"])
+    parts = [{"client_name": name, "status": "no jobs"} for name in "abc"]
+    assert returning.found(session, "1", begun=False) == ["a", "b"] and returning.found(session, "2", begun=False) == []
 
 
 def test_afull_disk_is_named(tmp_path, monkeypatch):

@@ -1,4 +1,8 @@
-"""Robust rules against their definitions, written out in NumPy; attacks against theirs; and runs that liars do not ruin."""
+"""Robust rules against byzfl and their definitions in NumPy; attacks against theirs; and runs that liars do not ruin."""
+
+import dataclasses
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +78,26 @@ def test_rules_are_their_definitions_on_those_who_take_part(text, seed, f, absen
     with_f = f"{name}(byzantine={f}{', ' + rest if rest else ')'}"
     expected = DEFINITIONS[text](v[active], z, min(f, (active.sum() - 1) // 2))
     np.testing.assert_allclose(combined(with_f, active, v, z), expected, rtol=1e-6)
+
+
+BYZFL = json.loads(Path(__file__).with_name("byzfl-0.0.11.json").read_text())  # what byzfl makes of these vectors
+
+
+@pytest.mark.parametrize("before", ["none", "nnm"])
+@pytest.mark.parametrize("case", BYZFL["rules"], ids=lambda case: f"{case['byzantine']} of 9")
+def test_rules_have_byzfls_values(case, before):
+    for text, expected in case[before].items():
+        rule = dataclasses.replace(configured(text), byzantine=case["byzantine"], before=before)
+        made = apply(rule, jnp.ones(N), jnp.asarray(case["vectors"]), None, jax.random.key(0))
+        np.testing.assert_allclose(made, expected, rtol=1e-8, atol=1e-8, err_msg=text)
+
+
+@pytest.mark.parametrize("case", BYZFL["attacks"])
+@pytest.mark.parametrize("text", ["ipm:3:0.7", "alie:3:1.5"])
+def test_attacks_have_byzfls_values(case, text):
+    rows = jnp.concatenate([jnp.zeros((3, D)), jnp.asarray(case["honest"])])
+    made = Attack.parse(text).corrupted(jnp.arange(9), jnp.ones(9, bool), rows, None, jax.random.key(0))
+    np.testing.assert_allclose(made[:3], [case[text]] * 3, rtol=1e-8)
 
 
 def test_without_a_point_that_answers_are_near_the_centre_is_zero():
@@ -175,3 +199,22 @@ def test_liars_ruin_the_mean_and_not_the_trimmed_mean():
     assert last < 0.5 * first
     with pytest.raises(fb.Diverged):
         errors()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The upper loss ends above")  # y begins better for f than g lets it be
+@pytest.mark.parametrize("attack", ["sign-flip:2:5", "ipm:2", "alie:2"])
+def test_liars_move_a_single_loop_no_further_than_clients_differ(attack):
+    """What is proved of single loops with robust rules (BR-FedBi, ICLR 2026): without heterogeneity they find the solution."""
+
+    def error(spread, **how):
+        task = Quadratic(clients=9, linear_heterogeneity=spread, hessian_heterogeneity=spread).build()
+        rule = "trimmed-mean(byzantine=2, before=nnm)"
+        algorithm, options = fb.SimFBO(gamma_x=0.008), dict(rounds=8000, every=8000, aggregation=rule) | how
+        return fb.solve(task, algorithm=algorithm, **options).history[-1]["x_error"]
+
+    none, small, large = (error(spread, attack=attack) for spread in (0.0, 0.05, 0.1))
+    assert none < 1e-8 and large < 0.25 and 1.4 < large / small < 2.6  # in proportion
+    if attack.startswith("sign-flip"):
+        with pytest.raises(fb.Diverged):
+            error(0.1, attack=attack, aggregation="mean")

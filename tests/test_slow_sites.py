@@ -212,7 +212,7 @@ def test_what_cannot_be_is_refused_with_a_line(tmp_path):
 
     for options, line in [
         ({"aggregation": "buffered(first=5)"}, "first must be at most 4, the clients of a round; given: 5"),
-        ({"algorithm": "fednest"}, "FedMBO needs the answers of an exchange together"),
+        ({"algorithm": "fednest"}, "fednest needs the answers of an exchange together"),
         ({"algorithm": "commfedbio"}, "CommFedBiO needs the answers of an exchange together"),
         ({"aggregation": "mean", "arrivals": "lognormal:1"}, "arrivals are for an aggregation that does not wait"),
         ({"attack": "sign-flip:1"}, "for clients computed together"),

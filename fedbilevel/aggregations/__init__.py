@@ -48,6 +48,12 @@ BUNDLED = {
     "private-mean": Entry(
         "fedbilevel.aggregations.private", "PrivateMean", "the mean of clipped changes, with noise", "McMahan et al., ICLR 2018"
     ),
+    "private-sum": Entry(
+        "fedbilevel.aggregations.private_sum",
+        "PrivateSum",
+        "the mean of clipped changes, from a hidden sum with the clients' noise",
+        "Kairouz et al., ICML 2021",
+    ),
     "quantized": _compressed("Quantized", "the mean of changes in 8 or 4 bits, with error feedback", "Seide et al., 2014"),
     "top-k": _compressed("TopK", "the mean of changes' largest entries, with error feedback", STICH),
     "random-k": _compressed("RandomK", "the mean of changes' random entries, with error feedback", STICH),

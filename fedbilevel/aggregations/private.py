@@ -7,13 +7,14 @@ With z the point that answers are near (see `Cohort.mean`), C the bound and n th
 over all arrays of an answer as one vector (McMahan, Ramage, Talwar and Zhang, Learning Differentially Private Recurrent
 Language Models, ICLR 2018). Whatever becomes of such means is private at the level of clients: whoever sees x and y learns
 little about any one client's data as a whole. The server is trusted, since it sees single answers and metrics; in a federation
-its noise comes from a secret of its own. ε counts every call of the client that is asked most, as if all of them were averaged,
-and does not count on chance in who takes part, which others may know. Algorithms whose server needs single answers are refused,
-and the drift between clients is not reported.
+its noise comes from a secret of its own. With private-sum it need not be. ε counts every call of the client that is asked most,
+as if all of them were averaged, and does not count on chance in who takes part, which others may know. Algorithms whose server
+needs single answers are refused, and the drift between clients is not reported.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -30,11 +31,9 @@ from fedbilevel.errors import InputError
 from fedbilevel.settings import real, step_size
 
 
-@aggregation
-class PrivateMean(Aggregation):
-    """The mean of clipped changes, with noise."""
-
-    noisy: ClassVar[bool] = True
+@dataclass(frozen=True, kw_only=True)
+class PrivateClients(Aggregation):
+    """A rule whose means have noise of σ times the most that one client contributes to them."""
 
     clip: float = step_size(1.0, "C, the longest change that counts in full")
     epsilon: float | None = real(None, "ε of the whole run, to which the noise is calibrated", above=0, most=100)
@@ -44,22 +43,42 @@ class PrivateMean(Aggregation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon is not None and self.noise is not None:
-            raise InputError("private-mean: give either epsilon, to which the noise is calibrated, or the noise")
+            raise InputError("private clients: give either epsilon, to which the noise is calibrated, or the noise")
 
     def require(self, population: Population, participation: Participation) -> None:
         super().require(population, participation)
+        self.multiplier  # noqa: B018 (which may raise)
+
+    @property
+    def multiplier(self) -> float:
+        """σ, once it is known."""
         if self.noise is None:
-            raise InputError("private-mean: give epsilon, to which the noise is calibrated, or the noise")
+            raise InputError("private clients: give epsilon, to which the noise is calibrated, or the noise")
+        return self.noise
+
+    @property
+    def noise_of_metrics(self) -> float | None:
+        """σ of each evaluation of the metrics; None if the server, who is trusted, keeps them to itself."""
+        return None
+
+
+@aggregation
+class PrivateMean(PrivateClients):
+    """The mean of clipped changes, with noise."""
+
+    noisy: ClassVar[bool] = True
 
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
-        assert self.noise is not None
         there = weights > 0
-        changes = jax.vmap(lambda row: change_from(around, row))(rows)
-        lengths = jnp.sqrt(sum(jnp.sum(jnp.square(c.reshape(len(there), -1)), 1) for c in jax.tree.leaves(changes)))
-        shares = jnp.where(there, clip_factor(lengths, self.clip), 0) / there.sum()
-        finite = jax.tree.map(lambda c: jnp.where(jnp.isfinite(c), c, 0), changes)
-        means, structure = jax.tree.flatten(weighted_sum(shares, finite))
-        deviation = self.noise * self.clip / there.sum()
+        changes = jax.vmap(lambda row: shortened(change_from(around, row), self.clip))(rows)
+        means, structure = jax.tree.flatten(weighted_sum(there / there.sum(), changes))
+        deviation = self.multiplier * self.clip / there.sum()
         noisy = [m + (deviation * gaussian(fold_in(key, k), m)).astype(m.dtype) for k, m in enumerate(means)]
         mean = jax.tree.unflatten(structure, noisy)
         return mean if around is None else jax.tree.map(jnp.add, around, mean)
+
+
+def shortened(change: Tree, bound: float) -> Tree:
+    """The change, shortened to the bound if all its arrays as one vector are longer; zeros if that is not finite."""
+    factor = clip_factor(jnp.sqrt(sum(jnp.sum(jnp.square(c)) for c in jax.tree.leaves(change))), bound)
+    return jax.tree.map(lambda c: jnp.where(jnp.isfinite(c), c, 0) * factor.astype(c.dtype), change)

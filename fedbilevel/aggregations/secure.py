@@ -14,7 +14,9 @@ are refused. The drift between clients, which only single answers show, is not r
 
 from __future__ import annotations
 
-from typing import ClassVar
+import abc
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +33,9 @@ from fedbilevel.settings import count, step_size
 TOO_LARGE = -(2**31)  # instead of a number beyond the bound; no sum is as low
 
 
-@aggregation
-class SecureSum(Aggregation):
-    """The mean, from a sum whose terms stay hidden."""
+@dataclass(frozen=True, kw_only=True)
+class HiddenSum(Aggregation):
+    """A mean from a sum of whole numbers, each of which stands for `step`, whose terms stay hidden."""
 
     weighs: ClassVar[bool] = True
     scales: ClassVar[bool] = True
@@ -42,7 +44,6 @@ class SecureSum(Aggregation):
 
     at_least: int = count(3, "t, the fewest clients in a sum; fewer than t that collude with the server learn no more", least=2)
     cohort: int = count(16, "the most clients in a sum", least=2)
-    bound: float = step_size(1000.0, "the largest entry of a change, and the largest metric")
 
     def require(self, population: Population, participation: Participation) -> None:
         super().require(population, participation)
@@ -58,8 +59,34 @@ class SecureSum(Aggregation):
         return (2**31 - 1) // self.cohort
 
     @property
+    @abc.abstractmethod
     def step(self) -> float:
         """What one whole number stands for."""
+
+    def of_metrics(self, number: int) -> Self:
+        """The rule for so many metrics, which are added up like changes."""
+        return self
+
+    def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
+        n = (weights > 0).sum()
+
+        def opened(r: Array) -> Array:
+            usable = (n >= self.at_least) & (r != TOO_LARGE).all()
+            return jnp.where(usable, r.sum(0, dtype=jnp.int32) * (self.step / n), jnp.nan).astype(float)
+
+        mean = jax.tree.map(opened, rows)
+        return mean if around is None else jax.tree.map(lambda z, h: z + h.astype(z.dtype), around, mean)
+
+
+@aggregation
+class SecureSum(HiddenSum):
+    """The mean, from a sum whose terms stay hidden."""
+
+    bound: float = step_size(1000.0, "the largest entry of a change, and the largest metric")
+
+    @property
+    def step(self) -> float:
+        """See `HiddenSum`."""
         return self.bound / self.most
 
     def encode(self, key: Array, change: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -87,13 +114,3 @@ class SecureSum(Aggregation):
                     f"up to bound = {self.bound:g}: raise it (--set-aggregate bound=...) if such changes are right"
                 )
         return ""
-
-    def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
-        n = (weights > 0).sum()
-
-        def opened(r: Array) -> Array:
-            usable = (n >= self.at_least) & (r != TOO_LARGE).all()
-            return jnp.where(usable, r.sum(0, dtype=jnp.int32) * (self.step / n), jnp.nan).astype(float)
-
-        mean = jax.tree.map(opened, rows)
-        return mean if around is None else jax.tree.map(lambda z, h: z + h.astype(z.dtype), around, mean)

@@ -1,9 +1,14 @@
 """The algorithms, by the name they have on the command line."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedbilevel.registry import NOTHING, Entry, Registry
+
+if TYPE_CHECKING:
+    from fedbilevel.algorithms.base import Algorithm
 
 LI = "Li, Huang and Huang, NeurIPS 2023"
 HUANG = "Huang, Zhang and Ji, ICML 2023"
@@ -76,3 +81,15 @@ BUNDLED = {
 
 ALGORITHMS = Registry("algorithm", BUNDLED)
 DEFAULTS = {"global": "fedpace", "local": "fedpace-local", "own x": "fedpace-own"}  # kind of task -> where none is named
+
+
+def called(algorithm: Algorithm) -> str:
+    """What messages call an algorithm: its class, or the name of a variant if the class is named after another one."""
+    variants = (name for name, entry in BUNDLED.items() if _is_variant(algorithm, name, entry))
+    return next(variants, type(algorithm).__name__)
+
+
+def _is_variant(algorithm: Algorithm, name: str, entry: Entry) -> bool:
+    cls = type(algorithm)
+    own = (entry.module, entry.name) == (cls.__module__, cls.__name__) and entry.name.lower() != name.replace("-", "")
+    return own and all(getattr(algorithm, setting) == value for setting, value in entry.preset.items())

@@ -32,6 +32,7 @@ class Aggregation(abc.ABC):
     hides: ClassVar[bool] = False  # whether the server learns a sum of what clients send, and nothing else
     scales: ClassVar[bool] = False  # whether clients multiply their changes by M w_m themselves, where weights differ
     noisy: ClassVar[bool] = False  # whether the server makes nothing of what clients send but noisy means
+    blurs: ClassVar[bool] = False  # whether clients add noise to what they send
     buffers: ClassVar[bool] = False  # whether an exchange goes on without late answers, which count in a later one
     encodes: ClassVar[bool] = False  # whether clients send something other than their answers, and remember what that left out
 
@@ -67,6 +68,10 @@ class Aggregation(abc.ABC):
         zeros of the change's shapes.
         """
         return change, memory
+
+    def blurred(self, key: Array, message: Tree) -> Tree:
+        """At a client: the message with its noise; `key` is this client's alone."""
+        return message
 
     def decode(self, key: Array, message: Tree, like: Tree) -> Tree:
         """At the server: the change that a message stands for, of these shapes."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel.aggregations.secure import SecureSum
+from fedbilevel.aggregations.secure import HiddenSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation, Mean, change_from, scaled
@@ -86,12 +86,13 @@ class ClientRuntime:
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         identity: Any = None,  # for secure sums, an `Identity`
         own: OwnRandomness | None = None,  # where rows are private
+        noise: OwnRandomness | None = None,  # of what it adds to sums, where the aggregation has clients do so
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
     ):
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
-        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, SecureSum) else None
-        self._own, self._observe = own, observe
+        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
+        self._own, self._noise, self._observe = own, noise, observe
         self._named = wire.named_tuples(type(algorithm))
         self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
 
@@ -133,8 +134,11 @@ class ClientRuntime:
                 if self._scale is not None:  # of rows that are held out, each counts the same
                     known = len(self._population.problem.metric_names)
                     metrics = jnp.concatenate([metrics[:known] * self._scale, metrics[known:]])
-                message, _ = self._aggregation.encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
-                return self._secure.answer(request, message)
+                assert isinstance(self._aggregation, HiddenSum)
+                rule = self._aggregation.of_metrics(metrics.size)
+                message, _ = rule.encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
+                noise = self._noise_key(EVALUATING, np.zeros(2, np.uint32), (x, y))
+                return self._secure.answer(request, rule.blurred(noise, message))
             case Masked():
                 raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
             case _:
@@ -174,7 +178,7 @@ class ClientRuntime:
                     check_like("what was left out before", before, answer)
                 message, left = _encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
-                return message
+                return _blurred(self._aggregation, self._noise_key(call.function, key, args), message)
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
@@ -194,7 +198,7 @@ class ClientRuntime:
             case Saved(step=int(step), place=int(place), slot=int(slot)):
                 saved = wire.decode(self._disk.load(step), self._named)
                 return self._kept.add(slot, jax.tree.map(np.array, saved[place]))  # a copy, without the rest of the file
-            case _ if isinstance(expression, tuple(EXPRESSIONS.values())):
+            case _ if isinstance(expression, tuple(EXPRESSIONS.values())) and not is_encoded(expression):
                 raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
             case list():
                 return [self._evaluate(e) for e in expression]
@@ -230,6 +234,12 @@ class ClientRuntime:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
 
+    def _noise_key(self, name: str, key: np.ndarray, args: Tree) -> Array:
+        """The random key of what this client adds to an answer of that function, or to metrics."""
+        if self._noise is None or not self._aggregation.blurs:
+            return fold_in(wrapped(key), self._m)
+        return wrapped(self._noise.key(name, key, args))
+
     @property
     def _scale(self) -> float | None:
         """M w_m, if clients weigh their changes themselves and this one's weight is not that of all."""
@@ -262,6 +272,11 @@ def _encoded(
     memory = jax.tree.map(jnp.zeros_like, answer) if memory is None else memory
     change = change_from(around, answer)
     return rule.encode(wrapped(key), change if scale is None else scaled(change, scale), memory)
+
+
+@partial(jax.jit, static_argnums=0)
+def _blurred(rule: Aggregation, key: Array, message: Tree) -> Tree:
+    return rule.blurred(key, message)
 
 
 @jax.jit

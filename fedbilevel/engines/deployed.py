@@ -11,7 +11,8 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.aggregations.buffered import Buffered
-from fedbilevel.aggregations.secure import SecureSum
+from fedbilevel.aggregations.secure import HiddenSum
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, Mean
@@ -74,7 +75,7 @@ class DeployedEngine:
             assert late is not None, "a mean of first answers needs a transport that keeps late ones"
             self._buffered = BufferedExchange(self.exchange, late, aggregation, arrivals)
         self.secure: SecureExchange | None = None
-        if isinstance(aggregation, SecureSum):
+        if isinstance(aggregation, HiddenSum):
             self.secure = SecureExchange(self.exchange, aggregation, signatures, population.size)
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
@@ -87,9 +88,9 @@ class DeployedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
-        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers, algorithm.late_answers)
+        self.aggregation.require_algorithm(called(algorithm), algorithm.single_answers, algorithm.late_answers)
         if algorithm.pooled:
-            name = type(algorithm).__name__
+            name = called(algorithm)
             raise InputError(f"{name} pools the data of all clients, but a federation's data stays in place: simulate it")
 
     def init(self, algorithm: Algorithm, x: Array, y: Array, key: Array) -> Step:
@@ -153,8 +154,10 @@ class DeployedEngine:
         problem = self.population.problem
         names, tests = problem.metric_names, problem.test_names
         if self.secure is not None:
+            assert isinstance(self.aggregation, HiddenSum)
+            rule = self.aggregation.of_metrics(len(names) + len(tests))
             total, members, failures = self.secure.total(wanted, len(names) + len(tests))
-            mean = self.aggregation.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
+            mean = rule.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
             found = dict(zip((*names, *tests), map(float, mean), strict=True))
             alike = len(set(self._test_rows)) == 1 and self._test_rows[0] > 0
             return {name: value for name, value in found.items() if alike or name in names}, failures

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
-from fedbilevel.aggregations.secure import TOO_LARGE, SecureSum
+from fedbilevel.aggregations.secure import TOO_LARGE, HiddenSum
 from fedbilevel.core.problem import Tree
 from fedbilevel.engines import wire
 from fedbilevel.engines.exchange import Exchange
@@ -35,7 +35,7 @@ class SecureExchange:
     While a sum is made all clients prepare keys for the next one, whose members are not known yet.
     """
 
-    def __init__(self, exchange: Exchange, rule: SecureSum, signatures: Signatures, clients: int):
+    def __init__(self, exchange: Exchange, rule: HiddenSum, signatures: Signatures, clients: int):
         from fedbilevel.engines.secure_sum import Collector
 
         self._exchange, self._least, self._clients = exchange, rule.at_least, clients
@@ -114,7 +114,7 @@ class SecureExchange:
 class SecureClient:
     """A client's side: it in the newest sum and in the one to come. What it computes leaves it masked."""
 
-    def __init__(self, number: int, rule: SecureSum, identity: Identity):
+    def __init__(self, number: int, rule: HiddenSum, identity: Identity):
         self._number, self._least, self._identity = number, rule.at_least, identity
         self._now: Participant | None = None
         self._coming: Participant | None = None

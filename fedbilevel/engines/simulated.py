@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.aggregation import Aggregation, Mean
 from fedbilevel.core.clients import Clients
@@ -56,7 +57,7 @@ class SimulatedEngine:
         """Raise `InputError` unless this engine can run the algorithm on the task."""
         self.participation.capacity(self.population.size)
         self.aggregation.require(self.population, self.participation)
-        self.aggregation.require_algorithm(type(algorithm).__name__, algorithm.single_answers, algorithm.late_answers)
+        self.aggregation.require_algorithm(called(algorithm), algorithm.single_answers, algorithm.late_answers)
         if self.attack is not None:
             self.attack.require(self.population)
         if self.products != "default" and task.x.dtype != jnp.float32:

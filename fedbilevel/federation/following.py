@@ -69,8 +69,8 @@ def follow(session: Session, job: str, watch: FolderWatch, returning: ReturningS
                 session.abort(job)
                 status = "FINISHED:the server was restarted"
             losses = session.engine.losses
-            if said.get("begun") and now - looked > RETURN and not back:
-                looked, back = now, returning.found(session, job)
+            if now - looked > RETURN and not back:
+                looked, back = now, returning.found(session, job, begun=bool(said.get("begun")))
         except Exception as error:
             if is_lost(error) or now - answered > PATIENCE:
                 raise trouble(session.federation, error) from None

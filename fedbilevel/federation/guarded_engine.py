@@ -3,7 +3,8 @@
     python -m fedbilevel.federation.guarded_engine MODULE ARGUMENTS      one of FLARE's programs
 
 - A frame is refused if it announces more bytes than any of ours has: FLARE would make room for 2 GB. For messages in many
-  frames, which may be large, room is made as they come.
+  frames, which may be large, room is made as they come. A greeting is short: the lists that a long one can hold take sixty
+  times its room, before it is known who greets.
 - Only a certificate with a role logs in as an administrator: a site's has none.
 - The commands and messages that test and stop the network (`speed`, `stress`, `stop_cell` and the like) do not exist.
 - A job's identity is one that FLARE's server gives, so that no other folder of the kit passes for a job's.
@@ -19,7 +20,9 @@ from typing import Any
 from cryptography import x509
 from nvflare.apis import workspace
 from nvflare.fuel.f3.cellnet import net_agent, net_manager
+from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.drivers import socket_conn, tcp_driver
+from nvflare.fuel.f3.sfm import conn_manager
 from nvflare.fuel.f3.streaming import blob_streamer
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.hci.server import login
@@ -29,6 +32,8 @@ from fedbilevel.federation.job_launchers import is_job_id
 from fedbilevel.federation.listener import GuardedServer
 
 MOST_FRAME = 16 << 20  # bytes; FLARE sends what is larger in pieces of one megabyte
+MOST_GREETING = 1 << 14  # bytes
+read_greeting = conn_manager.ConnManager.get_dict_payload
 ROLE = x509.ObjectIdentifier("1.2.840.113549.1.9.2")  # the attribute of certificates in which FLARE has it
 
 
@@ -72,6 +77,13 @@ class GrowingBlob(blob_streamer.BlobTask):
             self.preserve_chunks, self.buffer = False, blob_streamer.FastBuffer()
 
 
+def _short_greeting(prefix: Any, frame: Any) -> Any:
+    """What a peer says about itself; `CommError` if it is too long to be that."""
+    if prefix.length > MOST_GREETING:
+        raise CommError(CommError.BAD_DATA, f"a greeting of {prefix.length} bytes: refused")
+    return read_greeting(prefix, frame)
+
+
 def _no_commands(self: Any) -> CommandModuleSpec:
     return CommandModuleSpec(name="cellnet", cmd_specs=[])
 
@@ -80,6 +92,7 @@ def guard() -> None:
     """Guard this process, before one of FLARE's programs starts in it."""
     socket_conn.MAX_FRAME_SIZE = MOST_FRAME
     blob_streamer.BlobTask = GrowingBlob
+    conn_manager.ConnManager.get_dict_payload = staticmethod(_short_greeting)
     tcp_driver.TcpStreamServer = GuardedServer
     workspace.check_job_id = require_job_id
     login.validate_admin_leaf_cert = require_role

@@ -19,20 +19,20 @@ class ReturningSites:
         self._returns: Counter[str] = Counter()
         self._had_part: defaultdict[str, set[str]] = defaultdict(set)  # by job
 
-    def found(self, session: Session, job: str) -> list[str]:
-        """The sites that are connected but have no part in a running job."""
+    def found(self, session: Session, job: str, begun: bool) -> list[str]:
+        """The sites that are connected but have no part in a running job; before it has begun, those that have lost theirs."""
         parts: defaultdict[str, set[str]] = defaultdict(set)
         for part in session.engine.get_client_job_status() or ():
             parts[part["client_name"]].add(part.get("job_id", part.get("status", "")))
         with_part = {site for site, jobs in parts.items() if job in jobs}
-        if not with_part:
+        if not with_part and not self._had_part[job]:
             return []
         self._had_part[job] |= with_part
         for site in with_part:
             del self._returns[site]
         troubled = {site for site, jobs in parts.items() if any(word in said for said in jobs for word in TROUBLE)}
         free = parts.keys() - with_part - troubled
-        back = [site for site in session.federation.sites if site in free]
+        back = [site for site in session.federation.sites if site in free and (begun or site in self._had_part[job])]
         self._returns.update(back)
         for site in back:
             if self._returns[site] == RETURNS + 1:

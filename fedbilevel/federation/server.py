@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from nvflare.collab import collab
 
-from fedbilevel.aggregations import bundled
+from fedbilevel.aggregations import bundled, text_of
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.engines.arrivals import ARRIVALS, ArrivalsFile
@@ -36,7 +36,7 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import privacy_text
-from fedbilevel.runs.spending import RowSpending, Spending
+from fedbilevel.runs.spending import RowSpending
 from fedbilevel.runs.stopping import Interrupted, StopRequest
 from fedbilevel.tasks import TASKS
 from fedbilevel.tasks.client_data import ClientData
@@ -166,14 +166,19 @@ class ExperimentServer:
         weights = [float(w) * population.size for w in population.weights]
         if isinstance(experiment.spending, RowSpending) and not self._data.unknown:
             experiment = dataclasses.replace(experiment, spending=self._data.costing(experiment.spending))
-        messages = self._beginnings(configuration, fit, weights, experiment.spending)
+        messages = self._beginnings(configuration, fit, weights, experiment)
         return dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, population=population)), messages
 
     def _beginnings(
-        self, configuration: Configuration, fit: str, weights: list[float], spending: Spending | None = None
+        self, configuration: Configuration, fit: str, weights: list[float], experiment: Experiment | None = None
     ) -> dict[int, bytes]:
-        """For each site the message that begins the run."""
-        private = spending if isinstance(spending, RowSpending) else None
+        """For each site the message that begins the run, or that asks about its table if there is no experiment yet."""
+        spending = experiment.spending if experiment else None
+        rows = spending if isinstance(spending, RowSpending) else None
+        aggregate = configuration.options.aggregate
+        rule = bundled(aggregate)
+        if experiment and rule.blurs:  # then sites must know the noise
+            aggregate = text_of(experiment.engine.aggregation)
         task, algorithm, _ = configuration.names()
         message = BeginMessage(
             label(task),
@@ -187,11 +192,11 @@ class ExperimentServer:
             code={"task": sha256_here(TASKS, task), "algorithm": sha256_here(ALGORITHMS, algorithm)},
             fit=fit,
             sites=self._data.found,
-            aggregate=configuration.options.aggregate,
+            aggregate=aggregate,
             names=tuple(self.sites),
-            privacy="" if private is None else privacy_text(private.privacy),
-            planned={} if private is None or self._data.unknown else private.planned(),
-            weights=tuple(weights) if bundled(configuration.options.aggregate).hides else (),
+            privacy="" if rows is None else privacy_text(rows.privacy),
+            planned={} if spending is None or self._data.unknown else spending.planned(),
+            weights=tuple(weights) if rule.hides else (),
         )
         return {m: dataclasses.replace(message, number=m, weight=w).encoded() for m, w in enumerate(weights)}
 

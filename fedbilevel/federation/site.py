@@ -19,6 +19,7 @@ from jax import Array
 from nvflare.collab import collab
 
 from fedbilevel.aggregations import bundled
+from fedbilevel.aggregations.private_sum import PrivateSum
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.devices import memory_ceiling
@@ -33,6 +34,7 @@ from fedbilevel.errors import InputError, NotFinite, Withheld, in_one_line
 from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.nvflare_support import documented
+from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
 from fedbilevel.federation.site_data import SiteData
@@ -136,7 +138,7 @@ class Site:
         jax.config.update("jax_enable_x64", run.precision == "float64")
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule, privacy = bundled(run.aggregate), read_privacy(run.privacy)
-        own.policy.agree(algorithm, rule, privacy is not None)
+        own.policy.agree(algorithm, rule, privacy is not None or rule.blurs)
         return _Agreed(run, own, settings, algorithm, rule, privacy)
 
     def _describe(self, request: bytes) -> bytes:
@@ -168,9 +170,13 @@ class Site:
             ledger = Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta)
             answers = PrivateAnswers(run, algorithm, population, known, ledger)
             answers.require(run.planned)
+        noise = None
+        if isinstance(rule, PrivateSum):
+            noise = OwnNoise(run.identity, rule, Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta))
+            noise.require(run.planned)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, observe
+            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation
@@ -71,7 +72,7 @@ class SitePolicy:
             )
         if "gather" in self.refuse and algorithm.single_answers:
             raise InputError(
-                f"this site refuses gather, but the server of {type(algorithm).__name__} needs what each site sends: refused"
+                f"this site refuses gather, but the server of {called(algorithm)} needs what each site sends: refused"
             )
 
     def agree_fewest(self, rows: int) -> None:

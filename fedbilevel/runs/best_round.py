@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbilevel.algorithms import called
 from fedbilevel.core.problem import Tree
 from fedbilevel.errors import InputError
 from fedbilevel.runs.experiment import Experiment, Snapshot
@@ -66,7 +67,7 @@ class EndPoint:
         """A sentence that says which round it is, unless it is the last."""
         if self.best is None:
             return []
-        name = type(self._experiment.algorithm).__name__
+        name = called(self._experiment.algorithm)
         return [f"{name}: x, y and the metrics in the table are those of round {self.best.round}, the best on held-out rows."]
 
     def _goodness(self, numbers: Mapping[str, float | None]) -> float:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array
 
+from fedbilevel.algorithms import called
 from fedbilevel.core import randomness
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -44,7 +45,7 @@ def require_time(experiment: Experiment, engine: SimulatedEngine) -> None:
     if (seconds := needed.seconds()) > LONGEST:
         largest = max(counts, key=counts.__getitem__)
         raise InputError(
-            f"a step of {type(algorithm).__name__} has about {needed.small + needed.large:.1g} operations and takes "
+            f"a step of {called(algorithm)} has about {needed.small + needed.large:.1g} operations and takes "
             f"{in_words(seconds)} or more here, during which it can be neither stopped nor saved: lower {largest}, which is "
             f"{counts[largest]}"
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
-from fedbilevel.algorithms import ALGORITHMS
+from fedbilevel.algorithms import ALGORITHMS, called
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.clients import PerClient, server_floats
@@ -70,19 +70,20 @@ class Experiment:
         task, kind = self.task, type(self.algorithm)
         require_algorithm(self.algorithm)
         if kind.lower_level != task.lower_level:
+            suited = [name for name, entry in ALGORITHMS.bundled.items() if entry.load().lower_level == task.lower_level]
             raise InputError(
-                f"{kind.__name__} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: choose "
-                f"one of {', '.join(n for n, e in ALGORITHMS.bundled.items() if e.load().lower_level == task.lower_level)}"
+                f"{called(self.algorithm)} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: "
+                f"choose one of {', '.join(suited)}"
             )
         if kind.own_x != task.own_x:
             held = "an x that all clients share", "an x per client"
             raise InputError(
-                f"{kind.__name__} is for {held[kind.own_x]}, but the task has {held[task.own_x]}: choose "
+                f"{called(self.algorithm)} is for {held[kind.own_x]}, but the task has {held[task.own_x]}: choose "
                 f"{task.default_algorithm}"
             )
         if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
             raise InputError(
-                f"{kind.__name__} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
+                f"{called(self.algorithm)} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
                 "or drop the constraints"
             )
         self.engine.require(task, self.algorithm)
@@ -91,12 +92,12 @@ class Experiment:
         task.population.problem.check(task.x, task.y, task.population.some_rows())
         taken = {*COUNTERS, *Result.__annotations__, ABSENCES, EPSILON, *self.algorithm.diagnostics()}
         for name in taken.intersection(task.metric_names()):
-            raise unusable(name, f"a run of {kind.__name__} has that name for something else")
+            raise unusable(name, f"a run of {called(self.algorithm)} has that name for something else")
         start, first = kind.rounds_to_start, int(self.engine.rounds(self.algorithm, self._key(1)))
         rounds = self.options.rounds
         if rounds is not None and rounds < start + first:
             raise InputError(
-                f"{rounds} rounds are too few for {kind.__name__}: it starts with {start}, and a step takes {first}"
+                f"{rounds} rounds are too few for {called(self.algorithm)}: it starts with {start}, and a step takes {first}"
             )
 
     def varied(self, algorithm: Algorithm, seed: int) -> Experiment:
@@ -112,7 +113,7 @@ class Experiment:
         found = [*self.task.notes, *([bias] if bias else [])]
         if kind.needs_strong_convexity and not self.task.strongly_convex:
             found.append(
-                f"{kind.__name__} assumes a lower level that is strongly convex in y, and this task's is not: "
+                f"{called(self.algorithm)} assumes a lower level that is strongly convex in y, and this task's is not: "
                 "its guarantees do not hold here."
             )
         return found
@@ -215,7 +216,7 @@ class Experiment:
         """The message about a run that has diverged."""
         sizes = ", ".join(f"{name} = {value:g}" for name, value in self.algorithm.step_sizes(moment.step).items())
         return (
-            f"{type(self.algorithm).__name__} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "
+            f"{called(self.algorithm)} diverged at round {moment.totals.rounds} (step {moment.step}): {what}. "
             f"In force: {sizes}. Try steps three to ten times smaller, that of y first, or fewer local steps."
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fedbilevel.aggregations import text_of
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core.aggregation import Aggregation, require_aggregation
 from fedbilevel.core.devices import require_memory
@@ -56,18 +57,14 @@ def simulation(
     drawn.capacity(task.population.size)
     if algorithm.pooled:
         if not rule.streams or rule.buffers or checked.attack:
-            raise InputError(
-                f"{type(algorithm).__name__} pools all rows in one client: leave out the aggregation and the attack"
-            )
+            raise InputError(f"{called(algorithm)} pools all rows in one client: leave out the aggregation and the attack")
         engine = SimulatedEngine(task.population.pooled(), Everyone(), products=checked.products)
     else:
         attack = Attack.parse(checked.attack) if checked.attack else None
         population = attack.poisoned(task.population) if attack else task.population
         engine = SimulatedEngine(population, drawn, checked.chunk_size, checked.products, rule, attack)
     engine, spending = with_privacy(task, algorithm, engine, checked)
-    require_memory(
-        f"a round of {type(algorithm).__name__}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size"
-    )
+    require_memory(f"a round of {called(algorithm)}", _bytes(task, engine), "lower batch_size, clients_per_round or chunk_size")
     experiment = Experiment(task, algorithm, engine, checked, spending)
     require_time(experiment, engine)
     if not task.known_means:

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedbilevel.aggregations.private import PrivateMean
+from fedbilevel.aggregations.private import PrivateClients
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.privacy import LOWER, MOST_NOISE, UPPER, RowPrivacy
@@ -91,31 +92,40 @@ class Spending(Protocol):
     def epsilon(self, step: int, rounds: int) -> float:
         """ε after a step and so many rounds."""
 
+    def planned(self) -> dict[str, int]:
+        """How often each client function is called in the whole run, and how often metrics are evaluated."""
+
 
 @dataclass(frozen=True)
 class ClientSpending:
-    """The ε of a run whose server adds noise to means, at the level of clients."""
+    """The ε of a run whose means have noise, at the level of clients."""
 
     calls: Calls
     options: RunOptions
-    wanted: PrivateMean
+    wanted: PrivateClients
 
     @functools.cached_property
-    def rule(self) -> PrivateMean:
+    def rule(self) -> PrivateClients:
         """The rule with the noise."""
         if self.wanted.epsilon is None:
             return self.wanted
-        means = self._means(self.calls.end(self.options)[0])
-        noise = calibrated_noise(self.wanted.epsilon, self.wanted.delta, lambda noise: Counter({Event(1.0, noise): means}))
+        end = self.calls.end(self.options)
+        noise = calibrated_noise(self.wanted.epsilon, self.wanted.delta, lambda noise: self._events(noise, *end))
         return replace(self.wanted, epsilon=None, noise=noise)
 
     def epsilon(self, step: int, rounds: int) -> float:
         """See `Spending`."""
-        assert self.rule.noise is not None
-        return epsilon(Counter({Event(1.0, self.rule.noise): self._means(step)}), self.rule.delta)
+        return epsilon(self._events(self.rule.multiplier, step, rounds), self.rule.delta)
 
-    def _means(self, step: int) -> int:
-        return sum(self.calls.at(step).values())
+    def planned(self) -> dict[str, int]:
+        """See `Spending`."""
+        return _planned(self.calls, self.options)
+
+    def _events(self, noise: float, step: int, rounds: int) -> Events:
+        events = Counter({Event(1.0, noise): sum(self.calls.at(step).values())})
+        if self.wanted.noise_of_metrics is not None:
+            events[Event(1.0, self.wanted.noise_of_metrics)] += _evaluations(self.options, rounds)
+        return events
 
 
 @dataclass(frozen=True)
@@ -146,16 +156,21 @@ class RowSpending:
         return epsilon(self._events(self.privacy, step, rounds), self.privacy.delta)
 
     def planned(self) -> dict[str, int]:
-        """How often each client function is called in the whole run, and how often metrics are evaluated."""
-        last, rounds = self.calls.end(self.options)
-        return {**self.calls.at(last), EVALUATING: self._evaluations(rounds)}
-
-    def _evaluations(self, rounds: int) -> int:
-        return rounds // self.options.every + 2  # at the start, when due, and at the end
+        """See `Spending`."""
+        return _planned(self.calls, self.options)
 
     def _events(self, privacy: RowPrivacy, step: int, rounds: int) -> Events:
-        made = released(self.releases, self.calls.at(step))
-        return events_of(made, privacy, self.rows, self.batch_size) + of_evaluations(privacy, self._evaluations(rounds))
+        made = events_of(released(self.releases, self.calls.at(step)), privacy, self.rows, self.batch_size)
+        return made + of_evaluations(privacy, _evaluations(self.options, rounds))
+
+
+def _planned(calls: Calls, options: RunOptions) -> dict[str, int]:
+    last, rounds = calls.end(options)
+    return {**calls.at(last), EVALUATING: _evaluations(options, rounds)}
+
+
+def _evaluations(options: RunOptions, rounds: int) -> int:
+    return rounds // options.every + 2  # at the start, when due, and at the end
 
 
 def released(each: Mapping[str, Releases], calls: Mapping[str, int]) -> Releases:
@@ -172,13 +187,13 @@ def with_privacy(
 ) -> tuple[SimulatedEngine, Spending | None]:
     """The engine with noise that is calibrated to the run, and what the run costs; unchanged if nothing is to be private."""
     rows, rule = options.row_privacy(), engine.aggregation
-    if options.keep_best and (rows is not None or isinstance(rule, PrivateMean)):
+    if options.keep_best and (rows is not None or isinstance(rule, PrivateClients)):
         raise InputError("keep_best chooses by rows without noise, which no ε covers: leave it out of a private run")
-    if rows is not None and isinstance(rule, PrivateMean):
-        raise InputError("a run is private at the level of rows or of clients: leave out either the privacy or private-mean")
+    if rows is not None and isinstance(rule, PrivateClients):
+        raise InputError("a run is private at the level of rows or of clients: leave out either the privacy or the aggregation")
     if rows is not None:
         return _with_private_rows(task, algorithm, engine, options, rows)
-    if isinstance(rule, PrivateMean):
+    if isinstance(rule, PrivateClients):
         calls = Calls(task, algorithm, replace(engine, aggregation=replace(rule, epsilon=None, noise=1.0)), options.seed)
         spending = ClientSpending(calls, options, rule)
         return replace(engine, aggregation=spending.rule), spending
@@ -190,14 +205,14 @@ def _with_private_rows(
 ) -> tuple[SimulatedEngine, RowSpending]:
     population = engine.population
     if algorithm.pooled:
-        name = type(algorithm).__name__
+        name = called(algorithm)
         raise InputError(f"{name} pools all rows in one client, which privacy of rows does not cover: choose another algorithm")
     require_private(population, task.x, task.y)
 
     def private(how: RowPrivacy) -> SimulatedEngine:
         return replace(engine, population=replace(population, privacy=how))
 
-    with naming(type(algorithm).__name__):  # which the user may not have chosen
+    with naming(called(algorithm)):  # which the user may not have chosen
         calls = Calls(task, algorithm, private(replace(wanted, epsilon=None, noise=1.0)), options.seed)
         releases: dict[str, Releases] = {name: Counter() for name in calls.names}
         for name, shapes in calls.shapes.items():

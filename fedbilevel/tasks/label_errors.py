@@ -67,12 +67,14 @@ def _are_names(given: str) -> bool:
 
 
 def _warn_of_unchecked_classes(tables: Tables) -> None:
-    """Warn about labels that no checked row has, where all rows are here: for f no row with such a label is of any use."""
-    if not all(tables.names):
+    """Warn about labels that no checked row here has: for f no row with such a label is of any use."""
+    here = [m for m, names in enumerate(tables.names) if names]
+    if not here:
         return
-    present, checked = (np.unique(np.concatenate([rows["label"] for rows in part])) for part in (tables.lower, tables.upper))
-    if missing := [repr(tables.preprocessing.classes[k]) for k in np.setdiff1d(present, checked)]:
-        warn(f"no checked row has the label {' or '.join(missing)}, so rows that have it look wrong: check some of them")
+    present, checked = (np.unique(np.concatenate([part[m]["label"] for m in here])) for part in (tables.lower, tables.upper))
+    if missing := " or ".join(repr(tables.preprocessing.classes[k]) for k in np.setdiff1d(present, checked)):
+        unless = "" if len(here) == len(tables.names) else ", unless another site has checked some"
+        warn(f"no checked row has the label {missing}, so rows that have it look wrong{unless}: check some of them")
 
 
 @task
