@@ -15,7 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from sklearn.datasets import load_breast_cancer, load_digits, load_linnerud
-from unseen import RIDGE, SOFTMAX, Case, cross_entropy, diabetes, linear, parted, report, ridge, small, squares, standardised, wine
+from unseen import (
+    RIDGE,
+    SOFTMAX,
+    Case,
+    cross_entropy,
+    diabetes,
+    linear,
+    parted,
+    report,
+    ridge,
+    small,
+    squares,
+    standardised,
+    wine,
+)
 
 from fedbilevel.core.participation import Dropouts, Uniform
 from fedbilevel.core.sets import Simplex
