@@ -19,8 +19,9 @@ def run(name: str, out: Path, data: str, panel: str, method: str) -> str:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from fedbilevel.runs.reproductions.plan import read
     from fedbilevel.runs.reproductions.study import Study
+    from fedbilevel.tasks.data.datasets import data_folder
 
-    study = Study(read(name), out, data)
+    study = Study(read(name), out, data_folder(data))
     study.run_line(*next(line for line in study.lines() if (line[0].name, line[1].name) == (panel, method)))
     return f"{panel}, {method}"
 

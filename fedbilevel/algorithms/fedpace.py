@@ -46,7 +46,7 @@ from jax import Array, lax
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.algorithms.pace import FADE, Heading, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
-from fedbilevel.core.curvature import SKETCHED, derivative_along, extreme_curvatures, probe, ratio, sketch, squared, unit
+from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, sketch, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.settings import count, real
@@ -90,9 +90,9 @@ class Measured(NamedTuple):
     sketches: Sketches
 
     @classmethod
-    def nothing(cls, zero: Array) -> Measured:
+    def nothing(cls, y: Array) -> Measured:
         """All zeros."""
-        empty = jnp.zeros(SKETCHED, zero.dtype)
+        zero, empty = jnp.zeros((), y.dtype), sketch(jnp.zeros_like(y))
         return cls(*[zero] * (len(cls._fields) - 1), Sketches(empty, empty, empty))
 
 
@@ -300,7 +300,7 @@ class FedPace(Paced):
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = state.z, state.t.astype(state.y.dtype)
         cohort = clients.draw()
-        nothing = jax.tree.map(jnp.zeros_like, z), Measured.nothing(jnp.zeros_like(state.delta))
+        nothing = jax.tree.map(jnp.zeros_like, z), Measured.nothing(z.y)
         d, seen, loss = cohort.mean(self.answer, z, state.delta, state.secant, around=(*nothing, state.pace.last_loss))
         m = average(self.beta, state.m, d)
         along = self.along(t, m.x)

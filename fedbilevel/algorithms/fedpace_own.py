@@ -120,7 +120,7 @@ class FedPaceOwn(Paced):
         cohort = clients.draw()
         result = cohort.map(self.own_answer, cohort.take(own), z.y, z.u, server.delta, server.secant)
         zero = jnp.zeros_like(server.delta)
-        near = Measured.nothing(zero), server.pace.last_loss, Heading(zero, zero, zero)
+        near = Measured.nothing(z.y), server.pace.last_loss, Heading(zero, zero, zero)
         around = Shared(jnp.zeros_like(z.y), jnp.zeros_like(z.u), *near)
         got = cohort.mean(self.share, result, around=around)
 

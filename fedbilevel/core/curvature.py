@@ -13,7 +13,7 @@ from fedbilevel.core import randomness
 from fedbilevel.core.problem import Tree
 
 PRODUCTS = 30  # of the matrix: enough for the ends of a spectrum, which Lanczos' method finds first
-SKETCHED = 32  # numbers in a sketch: lengths are right to about √(2/32), a quarter
+SKETCHED = 32  # numbers in a sketch, at most: lengths are right to about √(2/32), a quarter
 ROUNDING = 100  # in units of the last place of the matrix: a new direction that is shorter is rounding
 
 
@@ -42,8 +42,9 @@ def sketch(v: Array) -> Array:
 
     So an average of sketches is as long as the average of the vectors.
     """
+    size = min(SKETCHED, v.size)
     signs = 1 - 2 * (randomness.bits(randomness.key(0), v.shape) & 1).astype(v.dtype)
-    return jnp.pad(signs * v, (0, -v.size % SKETCHED)).reshape(-1, SKETCHED).sum(0)
+    return jnp.pad(signs * v, (0, -v.size % size)).reshape(-1, size).sum(0)
 
 
 def derivative_along(function: Callable[[Array], Tree], at: Array, v: Array) -> tuple[Tree, Tree]:
