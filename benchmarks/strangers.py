@@ -272,7 +272,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "smooth-hinge": smooth_hinge,
     "unequal-rows": unequal_rows,
     "few-rows": few_rows,
-    "logistic, float32": lambda: hundred_clients()._replace(options={"clients_per_round": 20}),
+    "logistic, 20 a round": lambda: hundred_clients()._replace(options={"clients_per_round": 20}),
 }
 
 
