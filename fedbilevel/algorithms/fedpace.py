@@ -93,7 +93,7 @@ class Measured(NamedTuple):
     def nothing(cls, y: Array) -> Measured:
         """All zeros."""
         zero, empty = jnp.zeros((), y.dtype), sketch(jnp.zeros_like(y))
-        return cls(*[zero] * (len(cls._fields) - 1), Sketches(empty, empty, empty))
+        return cls(zero, zero, zero, zero, zero, zero, Sketches(empty, empty, empty))
 
 
 class Averages(NamedTuple):
@@ -199,8 +199,16 @@ class Paced(Algorithm):
             return self.direction(problem, z._replace(x=x), batch, delta, secant)[0]
 
         _, turned = derivative_along(direction_at, z.x, unit(d.x))
-        lengths = problem.gyy(z.x, z.y, batch, v), v, turned.x, fy, fx, d.x - fx
-        return d, Measured(*map(squared, lengths), Sketches(*map(sketch, (fy, turned.y, turned.u)))), loss
+        seen = Measured(
+            bent=squared(problem.gyy(z.x, z.y, batch, v)),
+            v=squared(v),
+            turned_x=squared(turned.x),
+            fy=squared(fy),
+            fx=squared(fx),
+            through_y=squared(d.x - fx),
+            sketches=Sketches(sketch(fy), sketch(turned.y), sketch(turned.u)),
+        )
+        return d, seen, loss
 
     def first(self, z: Point, look: Look, Y: ConvexSet) -> State:
         """The server's first state."""
