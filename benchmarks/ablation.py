@@ -95,6 +95,18 @@ class AllThroughY(FedPace):
 
 
 @algorithm
+class UFollowsByItself(FedPace):
+    """The limit φ on x's step without what x changes in u's equation."""
+
+    @at_client
+    def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
+        """As if ∂_x D_u h were zero."""
+        d, seen, loss = super().answer(client, z, delta, secant)
+        sketches = seen.sketches._replace(turned_u=jnp.zeros_like(seen.sketches.turned_u))
+        return d, seen._replace(sketches=sketches), loss
+
+
+@algorithm
 class OnePace(Mended):
     """p = 1 throughout."""
 
@@ -121,6 +133,8 @@ VARIANTS: Mapping[str, Callable[[], FedPace]] = {
     "no limit by curvature": lambda: FedPace(c_x=1e9),
     "no limit by y's lag": lambda: FedPace(phi=1e9),
     "that limit for all D_x": AllThroughY,
+    "that limit without u": UFollowsByItself,
+    "φ = 10 %": lambda: FedPace(phi=0.1),
     "p = 1": OnePace,
     "last iterate": LastIterate,
 }

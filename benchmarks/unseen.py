@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -244,8 +244,11 @@ class Pooled:
         flat_x, self.x_tree = ravel_pytree(jax.tree.map(jnp.asarray, case.x))
         self.start, self.y = np.asarray(flat_x), flat_y
 
+        given = np.asarray(case.options.get("weights", np.ones(len(case.lower))))
+
         def mean(loss: Callable[..., Array], clients: Sequence[Any]) -> Callable[[Array, Array], Array]:
-            return lambda x, y: sum(loss(self.x_tree(x), self.y_tree(y), rows) for rows in clients) / len(clients)
+            pairs = list(zip(given / given.sum(), clients, strict=True))
+            return lambda x, y: sum(weight * loss(self.x_tree(x), self.y_tree(y), rows) for weight, rows in pairs)
 
         f, g = mean(case.f, case.upper), mean(case.g, case.lower)
         self.g, self.gy, self.gyy = jax.jit(g), jax.jit(jax.grad(g, 1)), jax.jit(jax.hessian(g, 1))
@@ -273,15 +276,15 @@ class Pooled:
         return float(value), np.asarray(fx - self.through_y(x, y, u))
 
 
-def main() -> None:
-    """A line for each case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def report(cases: Mapping[str, Callable[[], Case]], description: str) -> None:
+    """Read the command line, and print a line for each case."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     given = parser.parse_args()
     print(f"{'case':15} {'h at start':>10} {'h found':>10} {'f reported':>10} {'least h':>10}  warned")
-    for name in given.cases or CASES:
-        case = CASES[name]()
+    for name in given.cases or cases:
+        case = cases[name]()
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -305,4 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    report(CASES, __doc__)

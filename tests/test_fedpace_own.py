@@ -151,7 +151,7 @@ def test_nothing_of_x_is_in_any_message():
     scalars = 2 * CLIENTS  # δ and whether there are secants
     for made in traffic[1:]:
         assert made.down == CLIENTS * (2 * WIDTH + 2) + scalars  # y, u; then x's step and whether f was never less
-        assert made.up == CLIENTS * (2 * WIDTH + 8 + 1 + 3)  # D_y, D_u, what is measured, f, and the heading
+        assert made.up == CLIENTS * (2 * WIDTH + 6 + 3 * WIDTH + 1 + 3)  # D_y, D_u, what is measured, f, the heading
 
 
 @pytest.mark.slow

@@ -203,6 +203,20 @@ def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatc
     assert (copy / "results.csv").read_text() == (finished.path / "results.csv").read_text()
 
 
+def test_methods_that_are_not_run_again_keep_their_stored_numbers(finished, plans, tmp_path):
+    folder = shutil.copytree(plans, tmp_path / "plans")
+    given = ["small", "--plans", folder, "--publish", "--out", tmp_path / "out", "--methods"]
+    with pytest.raises(InputError, match="small has no method 'FedAvf'"):
+        command(*given, "FedAvf")
+    shutil.copytree(finished.path / "lines/few_clients/FedAvg", tmp_path / "out/lines/few_clients/FedAvg")
+    command(*given, "FedAvg")
+    assert not list(tmp_path.glob("out/lines/*/SimFBO"))
+    assert (folder / "results/small.csv").read_text() == (plans / "results/small.csv").read_text()
+    (folder / "small.toml").write_text(SMALL.replace("local_steps = 2", "local_steps = 3"))
+    with pytest.raises(InputError, match="no numbers of few clients, SimFBO as the plan has it now: run SimFBO too"):
+        command(*given, "FedAvg")
+
+
 def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
     shutil.copy(plans / "small.toml", tmp_path)
     study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)

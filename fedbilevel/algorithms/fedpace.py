@@ -16,12 +16,13 @@ steps come from numbers that the clients measure on one minibatch and send besid
     y, u:  c / L with L = |∇²_yy g v| / |v| for v = ∇²_yy g w, where w is D_y / |D_y| plus a fixed unit vector;
     x:     p times the smaller of c_x / |∂_x D_x h| and φ / (s⁴ r |D_x|), where h = D_x / |D_x|.
 
-L, which starts as the largest curvature of the first round, and |∂_x D_x h| are the largest of late. The rest is averaged
-over rounds. r² = |∂_x D_y h|² / (|D_y|² + δ₀² |∇_y f|²) says how much the lower level's gradient changes as x moves,
-relatively: φ is the most that it may change in a round if y is to follow. It binds if D_x comes mostly through y, with
-s = |G|² / (|G|² + |∇_x f|²). |D_x| is the largest of now, of late and of the average over all rounds. The rules of the pace
-p are in `pace`. It is at most (1 - √β) / φ, or 1 if that is less: along m, no direction of y comes nearer to its place in a
-round than by the factor √β, so what x changes by more than 1 - √β is never made good.
+L, which starts as the largest curvature of the first round, |∂_x D_x h| and |D_x| are the largest of late. The rest is
+averaged over rounds. r² = |∂_x D_y h|² / (|D_y|² + δ₀² |∇_y f|²) + |∂_x D_u h|² / |∇_y f|² says how much the equations of y
+and u change as x moves, relatively: φ is the most that they may change in a round if y and u are to follow. These are lengths
+of averages over clients, which are shorter than the clients' own where clients differ; `sketch` makes them known to the
+server. φ binds if D_x comes mostly through y, with s = |G|² / (|G|² + |∇_x f|²). The rules of the pace p are in `pace`. It is
+at most (1 - √β) / φ, or 1 if that is less: along m, no direction of y comes nearer to its place in a round than by the factor
+√β, so what x changes by more than 1 - √β is never made good.
 
 A first round looks at the lower level: if it is convex and y is free, δ = 0. If not, δ starts from δ₀, and then is what
 makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
@@ -45,7 +46,7 @@ from jax import Array, lax
 from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
 from fedbilevel.algorithms.pace import FADE, Heading, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
-from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, squared, unit
+from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, sketch, squared, unit
 from fedbilevel.core.problem import Batch, Point, Problem, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.settings import count, real
@@ -53,6 +54,7 @@ from fedbilevel.settings import count, real
 CONVEX = 1e-4  # of the largest curvature: negative curvature below that is rounding
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
 Y_START, X_START = 20, 50  # rounds until a step has its full length
+FORGET = 0.95  # of |D_x|² from round to round
 HEARD = 10  # times the noise of D_y: what is heard of f in it
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 
@@ -68,17 +70,30 @@ class Look(NamedTuple):
     fy: Array  # |∇_y f|²
 
 
+class Sketches(NamedTuple):
+    """The sketches of these."""
+
+    fy: Array  # ∇_y f
+    turned_y: Array  # ∂_x D_y h
+    turned_u: Array  # ∂_x D_u h
+
+
 class Measured(NamedTuple):
-    """What a client measures in a round: the squared lengths of these."""
+    """What a client measures in a round: the squared lengths of these, and of some a sketch, for the length of the average."""
 
     bent: Array  # ∇²_yy g v
     v: Array
     turned_x: Array  # ∂_x D_x h
-    turned_y: Array  # ∂_x D_y h
-    dy: Array  # D_y
     fy: Array  # ∇_y f
     fx: Array  # ∇_x f
     through_y: Array  # D_x - ∇_x f
+    sketches: Sketches
+
+    @classmethod
+    def nothing(cls, y: Array) -> Measured:
+        """All zeros."""
+        zero, empty = jnp.zeros((), y.dtype), sketch(jnp.zeros_like(y))
+        return cls(zero, zero, zero, zero, zero, zero, Sketches(empty, empty, empty))
 
 
 class Averages(NamedTuple):
@@ -102,7 +117,7 @@ class State(NamedTuple):
     delta: Array
     curvature: Array  # L
     x_curvature: Array  # |∂_x D_x h|
-    total: Array  # Σ |D_x|²
+    dx: Array  # |D_x|²
     averages: Averages
     pace: Pace
 
@@ -133,7 +148,7 @@ class Paced(Algorithm):
     beta: float = real(0.9, "β, of the momenta", least=0, below=1, source="ours")
     c: float = real(10.0, "c, y's and u's step in units of 1 / L", source="ours: a quarter of what β = 0.9 allows", above=0)
     c_x: float = real(4.0, "c_x, x's step in units of its own 1 / L", source="ours", above=0)
-    phi: float = real(0.02, "φ, the most that x may change the lower level's gradient in a round", source="ours", above=0)
+    phi: float = real(0.05, "φ, the most that x may change the equations of y and u in a round", source="ours", above=0)
 
     @property
     def fastest(self) -> Array:
@@ -183,9 +198,17 @@ class Paced(Algorithm):
         def direction_at(x: Array) -> Point:
             return self.direction(problem, z._replace(x=x), batch, delta, secant)[0]
 
-        own, turned = derivative_along(direction_at, z.x, unit(d.x))
-        lengths = problem.gyy(z.x, z.y, batch, v), v, turned.x, turned.y, own.y, fy, fx, d.x - fx
-        return d, Measured(*map(squared, lengths)), loss
+        _, turned = derivative_along(direction_at, z.x, unit(d.x))
+        seen = Measured(
+            bent=squared(problem.gyy(z.x, z.y, batch, v)),
+            v=squared(v),
+            turned_x=squared(turned.x),
+            fy=squared(fy),
+            fx=squared(fx),
+            through_y=squared(d.x - fx),
+            sketches=Sketches(sketch(fy), sketch(turned.y), sketch(turned.u)),
+        )
+        return d, seen, loss
 
     def first(self, z: Point, look: Look, Y: ConvexSet) -> State:
         """The server's first state."""
@@ -204,7 +227,7 @@ class Paced(Algorithm):
             delta=jnp.where(convex, 0, delta_0),
             curvature=look.largest,
             x_curvature=zero,
-            total=zero,
+            dx=zero,
             averages=Averages(*[zero] * len(Averages._fields)),
             pace=Pace.first(z.x, zero),
         )
@@ -219,8 +242,9 @@ class Paced(Algorithm):
         """The server's state after a round in all but x, x's step, and whether x is the best so far."""
         z, t = state.z, state.t.astype(state.y.dtype)
         along = self.along(t, m)
+        fy, turned_y, turned_u = map(squared, seen.sketches)
         seen_now = Averages(
-            follow=jnp.sqrt(ratio(seen.turned_y, seen.dy + state.delta_0**2 * seen.fy)),
+            follow=jnp.sqrt(ratio(turned_y, squared(d.y) + state.delta_0**2 * fy) + ratio(turned_u, fy)),
             share=ratio(seen.through_y, seen.through_y + seen.fx),
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
         )
@@ -229,9 +253,8 @@ class Paced(Algorithm):
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
         x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))
-        total = state.total + heading.dx
-        length = jnp.sqrt(jnp.maximum(jnp.maximum(heading.dx, pace.averages.dx), total / (t + 1)))
-        unfollowed = averages.share**4 * averages.follow * length
+        dx = jnp.maximum(FORGET * state.dx, jnp.maximum(heading.dx, pace.averages.dx))
+        unfollowed = averages.share**4 * averages.follow * jnp.sqrt(dx)
         step_y = ratio(self.c * jnp.minimum(1, (t + 1) / Y_START), curvature)
         step_x = ratio(state.pace.p * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
 
@@ -258,7 +281,7 @@ class Paced(Algorithm):
             delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),
             curvature=curvature,
             x_curvature=x_curvature,
-            total=total,
+            dx=dx,
             averages=averages,
             pace=pace,
         )
@@ -285,7 +308,7 @@ class FedPace(Paced):
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = state.z, state.t.astype(state.y.dtype)
         cohort = clients.draw()
-        nothing = jax.tree.map(jnp.zeros_like, (z, Measured(*[state.total] * len(Measured._fields))))
+        nothing = jax.tree.map(jnp.zeros_like, z), Measured.nothing(z.y)
         d, seen, loss = cohort.mean(self.answer, z, state.delta, state.secant, around=(*nothing, state.pace.last_loss))
         m = average(self.beta, state.m, d)
         along = self.along(t, m.x)

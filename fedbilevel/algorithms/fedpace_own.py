@@ -119,8 +119,8 @@ class FedPaceOwn(Paced):
         z, M = server.z, clients.everyone().active.size
         cohort = clients.draw()
         result = cohort.map(self.own_answer, cohort.take(own), z.y, z.u, server.delta, server.secant)
-        zero = jnp.zeros_like(server.total)
-        near = Measured(*[zero] * len(Measured._fields)), server.pace.last_loss, Heading(zero, zero, zero)
+        zero = jnp.zeros_like(server.delta)
+        near = Measured.nothing(z.y), server.pace.last_loss, Heading(zero, zero, zero)
         around = Shared(jnp.zeros_like(z.y), jnp.zeros_like(z.u), *near)
         got = cohort.mean(self.share, result, around=around)
 

@@ -35,6 +35,9 @@ def reproduce(
     ] = False,
     style: Look = "screen",
     data: Data = "",
+    methods: Annotated[
+        str, typer.Option(help="Run these alone, NAME,...; the others' numbers are those stored beside the plan.")
+    ] = "",
     settings: SettingsFile = None,
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
     out: Out = None,
@@ -55,11 +58,13 @@ def reproduce(
     plan = read(name, folder)
     if quick and (tune or publish):
         raise InputError("--quick is only for a first look: leave out --tune and --publish")
+    if methods and (quick or tune):
+        raise InputError("--methods takes the other numbers from those stored beside the plan: leave out --quick and --tune")
     if settings and publish:
         raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
-    study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of)
+    study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of, [m for m in methods.split(",") if m])
     _execute(study, tune)
     _conclude(study, look, reduced=quick)
     if publish:
@@ -86,7 +91,9 @@ def _execute(study: Study, tune: bool) -> None:
     plan = study.reproduction
     say_note(note_on_changes(study.path, study.changes()))
     planned = plan.after_search() if tune else plan
-    total = len(planned.lines()) + (len(planned.searched_lines() or plan.tuned_lines()) if tune else 0)
+    total = len(planned.lines() if tune else study.lines()) + (
+        len(planned.searched_lines() or plan.tuned_lines()) if tune else 0
+    )
     seen: list[str] = []
     try:
         with stop_request() as stop, counted(console, plan.name, "line", total) as show:

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedbilevel.core import randomness
 from fedbilevel.core.problem import Tree
 
 PRODUCTS = 30  # of the matrix: enough for the ends of a spectrum, which Lanczos' method finds first
+SKETCHED = 32  # numbers in a sketch, at most: lengths are right to about √(2/32), a quarter
 ROUNDING = 100  # in units of the last place of the matrix: a new direction that is shorter is rounding
 
 
@@ -33,6 +35,16 @@ def unit(v: Array) -> Array:
 def probe(like: Array) -> Array:
     """A direction of the same size that is always the same, and as good as random."""
     return unit(jnp.sin(1.0 + jnp.arange(like.size, dtype=like.dtype)))
+
+
+def sketch(v: Array) -> Array:
+    """A few sums over the entries of v with fixed random signs: linear in v, and about as long; just as long if v is short.
+
+    So an average of sketches is as long as the average of the vectors.
+    """
+    size = min(SKETCHED, v.size)
+    signs = 1 - 2 * (randomness.bits(randomness.key(0), v.shape) & 1).astype(v.dtype)
+    return jnp.pad(signs * v, (0, -v.size % size)).reshape(-1, size).sum(0)
 
 
 def derivative_along(function: Callable[[Array], Tree], at: Array, v: Array) -> tuple[Tree, Tree]:

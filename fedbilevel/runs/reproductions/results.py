@@ -70,9 +70,15 @@ def as_the_paper_counts(plan: Reproduction, results: Results) -> Results:
 
 
 def collect(study: Study) -> Results:
-    """The numbers of a study's runs."""
-    metric, found = study.reproduction.metric, {}
+    """The numbers of a study's runs, and of lines that it leaves alone those stored beside the plan."""
+    metric, here, found = study.reproduction.metric, study.lines(), Results()
+    others = [line for line in study.reproduction.lines() if line not in here]
+    stored = from_csv(study.stored) if others else {}
     for panel, method in study.reproduction.lines():
+        if (panel, method) in others:
+            study.require_stored(panel, method)
+            found[panel.name, method.name] = stored[panel.name, method.name]
+            continue
         outcomes, work = study.outcome(panel, method).outcomes, study.work(panel, method)
         seeds = study.reproduction.reported(panel, method, {}).seed_numbers()
         found[panel.name, method.name] = [

@@ -63,8 +63,17 @@ class Study:
         data: str = "",
         plans: Path = FOLDER,
         settings: Callable[[str], Mapping[str, Any]] = lambda algorithm: {},
+        methods: Sequence[str] = (),
     ):
-        """`settings` returns an algorithm's hyperparameters that override the chosen ones."""
+        """`settings` returns an algorithm's hyperparameters that override the chosen ones.
+
+        If `methods` are named, only their lines are run; the numbers of the others are those stored beside the plan.
+        """
+        names = [method.name for method in reproduction.methods]
+        for name in methods:
+            if name not in names:
+                raise InputError(f"{reproduction.name} has no method {name!r}{nearest(name, names)}")
+        self._methods = methods
         self.reproduction, self.path, self._data, self._plans, self._settings = reproduction, path, data, plans, settings
 
     def tune(self, observe: Observe = lambda line, rounds: None) -> None:
@@ -146,11 +155,30 @@ class Study:
         return choice
 
     def run(self, observe: Observe = lambda line, rounds: None) -> None:
-        """Run what is missing in all lines."""
-        lines = self.reproduction.lines()
+        """Run what is missing in all lines that are run here."""
+        lines = self.lines()
         self._require_metric([self.line(panel, method) for panel, method in lines])
         for panel, method in lines:
             self.run_line(panel, method, observe)
+
+    def lines(self) -> list[tuple[Panel, Method]]:
+        """The lines that are run here."""
+        return [(p, m) for p, m in self.reproduction.lines() if not self._methods or m.name in self._methods]
+
+    @property
+    def stored(self) -> Path:
+        """The numbers stored beside the plan."""
+        return self._plans / "results" / f"{self.reproduction.name}.csv"
+
+    def require_stored(self, panel: Panel, method: Method) -> None:
+        """Raise `InputError` unless the stored numbers of a line come from the line as it is now."""
+        file = self.stored.with_suffix(".json")
+        stored = read_json(file, Description)
+        with naming(file):
+            lines = [_without_data(Sweep.read(line)) for line in stored.lines]
+        if stored.metric != self.reproduction.metric or _without_data(self.line(panel, method)) not in lines:
+            where = f"{panel.name}, {method.name}"
+            raise InputError(f"{file} has no numbers of {where} as the plan has it now: run {method.name} too")
 
     def _require_metric(self, sweeps: Iterable[Sweep]) -> None:
         """Raise `InputError` if anything is wrong with a line, or with the metric for its task, before any is run."""
