@@ -96,6 +96,46 @@ def test_a_lower_level_whose_curvature_grows_is_followed_for_as_long_as_the_run_
     assert abs(f_after - h_after) < 0.05 * h_after
 
 
+# --- where f does not depend on x ---
+
+
+@pytest.mark.parametrize("participation", [Everyone(), Uniform(4)], ids=str)
+def test_x_does_not_outrun_y_where_its_first_direction_is_zero(participation):
+    """A start for linear models that twelve clients fit to six rows each: f knows x through y alone, and u is 0 at first."""
+    rng = np.random.default_rng(3)
+    truth = rng.normal(0, 1, 8) + 0.3 * rng.normal(0, 1, (12, 8))
+
+    def rows(slope, number):
+        features = rng.normal(0, 1, (number, 8))
+        return {"features": features, "label": features @ slope + 0.1 * rng.normal(0, 1, number)}
+
+    lower, upper = [rows(slope, 6) for slope in truth], [rows(slope, 12) for slope in truth]
+
+    def fit(x, y, rows):
+        return jnp.mean((rows["features"] @ y - rows["label"]) ** 2)
+
+    problem = Problem(fit, lambda x, y, rows: fit(x, y, rows) + 0.5 * jnp.sum((y - x) ** 2))
+    population = Population.build(problem, upper, lower)
+    found = states(SimulatedEngine(population, participation), jnp.zeros(8), jnp.zeros(8), 400)
+
+    bends = np.eye(8) + np.mean([2 * r["features"].T @ r["features"] / 6 for r in lower], 0)
+    pull = np.mean([2 * r["features"].T @ r["label"] / 6 for r in lower], 0)
+    responses = np.linalg.solve(bends, np.eye(8)), np.linalg.solve(bends, pull)  # y*(x) = A x + b
+    pooled, labels = (np.concatenate([r[name] for r in upper]) for name in ("features", "label"))
+    least = np.mean(
+        (
+            pooled @ responses[0] @ np.linalg.lstsq(pooled @ responses[0], labels - pooled @ responses[1])[0]
+            - labels
+            + pooled @ responses[1]
+        )
+        ** 2
+    )
+    h = [np.mean((pooled @ (responses[0] @ x + responses[1]) - labels) ** 2) for x in found.x]
+    print(max(h) / h[0], h[-1] / least, h[0] / least)
+    assert max(h) <= 1.01 * h[0]
+    assert h[-1] - least < 0.01 * (h[0] - least)
+
+
 # --- units ---
 
 

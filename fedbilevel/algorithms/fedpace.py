@@ -248,7 +248,7 @@ class Paced(Algorithm):
             share=ratio(seen.through_y, seen.through_y + seen.fx),
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
         )
-        averages = averaged(t, self.beta, state.averages, seen_now)
+        averages = averaged(state.dx, self.beta, state.averages, seen_now)  # from the first D_x that is not 0 on
         pace, better = state.pace.after(t, self.beta, heading, loss, self.fastest)
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))

@@ -83,9 +83,9 @@ def average(beta: float, old: Tree, new: Tree) -> Tree:
     return jax.tree.map(lambda a, b: beta * a + (1 - beta) * b, old, new)
 
 
-def averaged(t: Array, beta: float, old: Tree, new: Tree) -> Tree:
-    """The average after round t = 0, 1, ..., which the first round's value starts."""
-    return jax.tree.map(lambda a, b: jnp.where(t > 0, a, b), average(beta, old, new), new)
+def averaged(begun: Array, beta: float, old: Tree, new: Tree) -> Tree:
+    """The average of what comes in round by round, which starts from the new value if nothing has come yet: `begun` is 0."""
+    return jax.tree.map(lambda a, b: jnp.where(begun > 0, a, b), average(beta, old, new), new)
 
 
 def if_any(active: Array, new: Tree, old: Tree) -> Tree:
