@@ -567,3 +567,13 @@ def test_on_a_cpu_clients_are_computed_in_parts_whose_answers_fit_its_cache(monk
         assert sizes == expected, "two clients, or as many as asked for, in parts of one size"
         for ours, theirs in zip(parts, whole, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_metrics_where_all_runs_start_are_computed_once(monkeypatch):
+    task, evaluated = Quadratic(clients=5, noise=0.3).build(), []
+    evaluate = task.evaluate
+    monkeypatch.setitem(vars(task), "evaluate", lambda x, y: (evaluated.append(x), evaluate(x, y))[1])
+    first, second = (finished(simulation(task, SimFBO(), rounds=3, every=1, seed=seed)) for seed in (0, 1))
+    assert first[0].metrics == second[0].metrics == experiment_module.numbers(evaluate(*task.start))
+    computed = [x for x in evaluated if not isinstance(x, jax.core.Tracer)]
+    assert len(computed) == 1 + 3 + 3 and first[1].metrics != second[1].metrics

@@ -113,7 +113,7 @@ rounds = 16
 every = 4
 seeds = 2
 ranked = true
-search = { candidates = 3, rungs = 1, passes = 1, seeds = 1, reported = 2 }
+search = { candidates = 3, rungs = 1, passes = 1, more = 0, seeds = 1, reported = 2 }
 knobs = { clients = 3, noise = 0.1 }
 
 [[panels]]

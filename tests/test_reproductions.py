@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import shutil
+import tomllib
 
 import pytest
 from bare_plans import bare_plan
@@ -118,12 +119,24 @@ def test_reduced_sizes_need_no_data_that_is_not_bundled(name):
 def test_chosen_values_are_cells_of_the_grid(name):
     reproduction = read(name)
     lines = {(p.name, m.name): (p, m) for p, m in reproduction.tuned_lines()}
-    for entry in plan.Tuned.read(plan.tuned_file(name)).chosen:
+    for entry in [] if reproduction.searched else plan.Tuned.read(plan.tuned_file(name)).chosen:
         panel, method = lines[entry["panel"], entry["method"]]
         assert entry["values"] in reproduction.tuning(panel, method).cells()
         assert set(reproduction.tuning(panel, method).seed_numbers()).isdisjoint(
             reproduction.reported(panel, method, {}).seed_numbers()
         )
+
+
+SEARCHED_ONES = [name for name in plan.names() if plan.Tuned.read(plan.tuned_file(name)).searched]
+
+
+@pytest.mark.parametrize("name", SEARCHED_ONES)
+def test_values_of_a_search_are_of_three_seeds_that_are_not_reported(name):
+    reproduction = read(name)
+    entries = tomllib.loads(plan.tuned_file(name).read_text())["chosen"]
+    assert {(e["panel"], e["method"]) for e in entries} == {(p.name, m.name) for p, m in reproduction.searched_lines()}
+    assert reproduction.search.reported == reproduction.seeds >= 5
+    assert all(len(e["seeds"]) >= 3 and max(e["seeds"]) < reproduction.first_seed for e in entries)
 
 
 @pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])

@@ -29,6 +29,7 @@ from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, continue_together
 from fedbilevel.runs.tuning import boxes as boxes_module
+from fedbilevel.runs.tuning import folder as tuning_folder
 from fedbilevel.runs.tuning import workers as workers_module
 from fedbilevel.runs.tuning.boxes import around, at_edges, drawn
 from fedbilevel.runs.tuning.folder import TuningFolder
@@ -178,6 +179,34 @@ def test_the_search_leaves_a_box_that_lies_beside_the_good_values(tmp_path):
     first = dataclasses.replace(found, passes=found.passes[:1])
     assert 1e-4 <= first.chosen()["gamma_x"] <= 1e-3 < found.passes[1].boxes["gamma_x+eta_x"][1]
     assert found.chosen()["gamma_x"] > 1e-3 and found.best().mean("upper_loss") < first.best().mean("upper_loss")
+
+
+def test_further_passes_are_made_only_while_the_best_is_at_an_end(tmp_path, monkeypatch):
+    tuning = prepared(passes=1, more=3, rungs=1, seeds=1, candidates=4)
+    asked = []
+
+    def edges(found):
+        asked.append(len(found.passes))
+        return ["gamma_x+eta_x"] if len(found.passes) < 3 else []
+
+    monkeypatch.setattr(Found, "edges", edges)
+    folder = TuningFolder.create(tmp_path / "t", tuning)
+    folder.execute()
+    assert asked == [1, 2, 3] and len(folder.passes()) == 3
+    monkeypatch.setattr(Found, "edges", lambda found: ["gamma_x+eta_x"])
+    folder = TuningFolder.create(tmp_path / "u", dataclasses.replace(tuning, passes=2))
+    folder.execute()
+    widths = [np.log10(high / low) for low, high in (one.boxes["gamma_x+eta_x"] for one in folder.passes())]
+    assert widths == pytest.approx([4, 2, 2, 2, 2])
+
+
+def test_only_the_states_of_those_that_may_go_on_are_written(tmp_path, monkeypatch):
+    folder, written = TuningFolder.create(tmp_path / "t", prepared()), []
+    real = tuning_folder.write_atomically
+    monkeypatch.setattr(tuning_folder, "write_atomically", lambda path, data: (written.append(path), real(path, data)))
+    folder.execute()
+    states = [path for path in written if path.parent.name == "states"]
+    assert len(states) == 2 and all(_climbs(folder, state) for state in states)
 
 
 def test_where_all_diverge_the_next_pass_takes_smaller_steps(tmp_path):

@@ -103,7 +103,9 @@ class SimulatedEngine:
 
     def evaluate(self, task: Task, state: Any) -> Mapping[str, Any]:
         """All metrics of a state, on all clients' data."""
-        return task.evaluate(*self.point(state))
+        point = self.point(state)
+        known = jax.device_count() == 1 and all(map(jnp.array_equal, point, task.start))
+        return task.at_start if known else task.evaluate(*point)
 
     def refusal(self, state: Any) -> str:
         """What the aggregation could not encode, if that is why a state is not finite."""

@@ -35,10 +35,10 @@ INTRODUCTION = """\
 Written by `fedbilevel reproduce NAME --publish`; all of our numbers come from the files in `results/`. Means and standard
 deviations are over the seeds of a run; the data split and the initial model are the same for all.
 
-Hyperparameters are chosen for every method over a grid with the same number of cells, using seeds that are not among those
-reported, but by the reported metric and on the same split, as in the papers: treat differences within one deviation as
-noise. The grids were placed after a first look at a coarser one. A chosen value with a * is at its grid's edge. The result
-with the paper's values is that of their cell of the grid, with the seeds used for choosing, one or three: see `*.tuned.toml`.
+Hyperparameters are chosen for every line of a plan on its own and with the same budget, by a search that ranks candidates by
+validation rows: one in five of each client's own upper rows, which the losses of the search do not see. Three seeds choose,
+and five others are reported. Lines with *the paper's values* are not tuned. Where boxes are narrower than those of `fedbilevel
+tune`, they were placed after a first look. A chosen value with a * is at an end of all that was searched.
 
 *Equal megabytes* and *equal derivatives* are the metric once every method of the panel has sent as much, or computed as many
 minibatch gradients and second-order products, as the one that needs least; a dash means that a method had diverged, or had
@@ -46,7 +46,10 @@ no metrics by then. Rounds are round trips; where a paper counts otherwise, its 
 order is looked for there too. A method is *behind* another if fewer of its runs got that far, or their mean is worse, however
 slightly. Costs are means over the runs that did not diverge, if any.
 
-Numbers *of the older tuning* are to be replaced, by the command that stands there.
+Numbers *of the older tuning* are to be replaced, by the command that stands there. Their values were chosen over a grid with
+the same number of cells for each method, by the reported metric and on the same split, as in the papers, with one or three
+seeds that are not among those reported: treat differences within one deviation as noise. There a * is for a grid's edge, and
+the result with the paper's values is that of their cell of the grid: see `*.tuned.toml`.
 """
 
 

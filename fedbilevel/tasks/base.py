@@ -251,6 +251,11 @@ class Task:
 
         return jax.jit(evaluate)
 
+    @functools.cached_property
+    def at_start(self) -> dict[str, Array]:
+        """All metrics where x and y start, computed once for all runs on the task."""
+        return self.evaluate(*self.start)
+
     def metric_names(self) -> list[str]:
         """The names of all metrics, without computing them."""
         return self._names(self.evaluate)

@@ -88,6 +88,7 @@ class Search:
     rungs: int = 3
     keep: int = 4
     passes: int = 2
+    more: int = 2  # passes, at most, while the best value is at an end of what was searched
     seeds: int = 3  # in the choice
     reported: int = 5  # seeds of the reported runs
 

@@ -94,15 +94,23 @@ class Study:
         self.reproduction = plan = self.reproduction.after_search()
         self._require_metric(plan.reported(panel, method, {}, self._data) for panel, method in plan.searched_lines())
         for panel, method in plan.searched_lines():
-            path, label = self._folder("search", panel, method), f"tuning {panel.name}, {method.name}"
-            tuning = plan.searching(panel, method, self._data)
-            if (path / TuningFolder.FILE).exists() and TuningFolder(path).described != tuning:
-                shutil.rmtree(path)  # it is of another plan
-            observe(label, 0)
-            TuningFolder.create(path, tuning).execute(observe=lambda done, of, word, label=label: observe(label, done))  # type: ignore[misc]
-            jax.clear_caches()
+            self.search_line(panel, method, observe)
         found = [self._found(panel, method) for panel, method in plan.searched_lines()]
         write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, found, searched=True).encode())
+
+    def search_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+        """Make the search of one line."""
+        path, label = self._folder("search", panel, method), f"tuning {panel.name}, {method.name}"
+        tuning = self.reproduction.searching(panel, method, self._data)
+        if (path / TuningFolder.FILE).exists():
+            known = TuningFolder(path).described
+            if replace(known, data=tuning.data) != tuning:
+                shutil.rmtree(path)  # it is of another plan
+            else:
+                tuning = known  # its data may have been elsewhere
+        observe(label, 0)
+        TuningFolder.create(path, tuning).execute(observe=lambda done, of, word: observe(label, done))
+        jax.clear_caches()
 
     def _found(self, panel: Panel, method: Method) -> dict[str, Any]:
         """The best candidate of a search, or the one that lasted longest if all diverged."""

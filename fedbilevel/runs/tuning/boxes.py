@@ -77,16 +77,16 @@ def drawn(boxes: Boxes, count: int, seed: int) -> list[dict[str, float]]:
     return [{name: _short(low * (high / low) ** places[name][k]) for name, (low, high) in boxes.items()} for k in range(count)]
 
 
-def around(boxes: Boxes, center: Mapping[str, float], algorithm: str) -> Boxes:
-    """Boxes half as wide, in logarithms, around a center: near an end they reach beyond the old ones.
+def around(boxes: Boxes, center: Mapping[str, float], algorithm: str, share: float = 0.5) -> Boxes:
+    """Boxes of a share of the width, in logarithms, around a center: near an end they reach beyond the old ones.
 
     A box that rounding would leave without width stays as it is.
     """
     known = settings(find(ALGORITHMS, "algorithm", algorithm).load())
     nearer = {}
     for name, (low, high) in boxes.items():
-        quarter, setting = (high / low) ** 0.25, known[name.split("+")[0]]
-        ends = zip((center[name] / quarter, center[name] * quarter), (low, high), strict=True)
+        half, setting = (high / low) ** (share / 2), known[name.split("+")[0]]
+        ends = zip((center[name] / half, center[name] * half), (low, high), strict=True)
         new_low, new_high = (new if setting.fits(new) else old for new, old in ends)
         nearer[name] = [new_low, new_high] if 0 < new_low < new_high else [low, high]
     return nearer

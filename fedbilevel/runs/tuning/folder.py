@@ -188,7 +188,8 @@ class _Climb:
         """
         found, seconds = self.found, self.tuning.seconds
         if seconds is None or search == 0:
-            return search < self.tuning.passes
+            due = self.tuning.passes
+            return search < due or (search < due + self.tuning.more and bool(found.edges()))
         if search == BOUNDS["passes"][1] or (found.best() is None and found.seconds(search) == found.seconds(search - 1)):
             return False
         return found.seconds(search) * (search + 1) / search <= seconds
@@ -202,7 +203,8 @@ class _Climb:
         else:
             before, best = self.passes[-1].boxes, self.found.best()
             lowest = {name: low for name, (low, _) in before.items()}  # smaller steps, where all diverged
-            boxes = around(before, lowest if best is None else best.values, tuning.algorithm)
+            share = 0.5 if search < tuning.passes or tuning.seconds is not None else 1.0
+            boxes = around(before, lowest if best is None else best.values, tuning.algorithm, share)
             new = Pass(boxes, drawn(boxes, tuning.candidates, search))
         append_durably(self.folder.path / "passes.jsonl", json.dumps(asdict(new)) + "\n")
         self.passes.append(new)
@@ -244,12 +246,16 @@ class _Climb:
 
     def _keep(self, runs: list[Run], made: list[Made]) -> None:
         """Write where runs are that may go on, and then their results."""
-        for run, one in zip(runs, made, strict=True):
-            if one.end is not None and run.rung < self.tuning.rungs - 1:
-                write_atomically(self._state(run), one.end.encoded())
         results = {run: Result(one.outcome, one.seconds) for run, one in zip(runs, made, strict=True)}
-        append_durably(self.folder.path / "results.jsonl", "".join(_line(*result) for result in results.items()))
         self.results |= results
+        search, rung = runs[0].search, runs[0].rung
+        if rung < self.tuning.rungs - 1:
+            ended = [run.candidate for run in self.results if (run.search, run.rung) == (search, rung)]
+            hopeful = self.found.survivors(search, rung, ended)  # whoever is not among the best so far will not be in the end
+            for run, one in zip(runs, made, strict=True):
+                if one.end is not None and run.candidate in hopeful:
+                    write_atomically(self._state(run), one.end.encoded())
+        append_durably(self.folder.path / "results.jsonl", "".join(_line(*result) for result in results.items()))
 
     def _start(self, run: Run) -> Checkpoint | None:
         """Where a run begins: where it was at the end of the rung below, or at its own beginning if there is no such state."""

@@ -28,6 +28,7 @@ BOUNDS = {  # of the numbers in a budget
     "rungs": (1, 16),
     "keep": (2, 1000),
     "passes": (1, 1000),
+    "more": (0, 1000),
     "seeds": (1, 1000),
 }
 
@@ -39,7 +40,8 @@ class Tuning:
     A pass begins with `candidates` on the first rung. After each rung the best one in `keep` go on, from where they are, to
     `keep` times the rounds; those on the last rung make all rounds of `options`, with `seeds` seeds. The first pass draws
     candidates from `boxes`, and each further one from boxes half as wide around the best so far, which reach beyond the old
-    ones if that is near their ends. A budget in seconds replaces the number of passes.
+    ones if that is near their ends. While the best is at an end of all that was searched, up to `more` further passes are
+    made, with boxes as wide as the last. A budget in seconds replaces the number of passes.
     """
 
     task: str
@@ -52,6 +54,7 @@ class Tuning:
     rungs: int = 3
     keep: int = 4
     passes: int = 2
+    more: int = 0
     seconds: float | None = None  # of computing, without compiling
     seeds: int = 3
     data: str = ""
@@ -99,7 +102,7 @@ class Tuning:
         how = criterion_of(described, by)
         searched = boxes_of(described, fixed, boxes)
         if not searched:
-            budget |= {"candidates": 1, "passes": 1, "seconds": None}
+            budget |= {"candidates": 1, "passes": 1, "more": 0, "seconds": None}
         tuning = cls(
             task=task,
             knobs=knobs,
