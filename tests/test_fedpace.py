@@ -191,6 +191,14 @@ def test_extreme_curvatures_are_eigenvalues(size, seed, definite):
     assert -1e-9 * scale < least - values.min() < tolerance * scale
 
 
+def test_runs_side_by_side_do_not_wait_for_each_other():
+    """A call of LAPACK for a batch waits in one of XLA's threads for another: two programs on two cores stopped for ever."""
+    matrices = jnp.stack([jnp.eye(5), 2 * jnp.eye(5)])
+    looked = jax.jit(jax.vmap(lambda matrix: extreme_curvatures(lambda v: matrix @ v, jnp.zeros(5))))
+    assert "lapack" not in looked.lower(matrices).as_text()
+    assert "lapack" in jax.jit(jnp.linalg.eigvalsh).lower(matrices).as_text()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("rank", "ridge"), [(0, 1.0), (1, 1.0), (10, 0.5), (10, 0.0), (0, 0.0)])
 def test_extreme_curvatures_of_a_matrix_of_few_eigenvalues(rank, ridge, dtype):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.scipy.linalg import eigh_tridiagonal
 
 from fedbilevel.core import randomness
 from fedbilevel.core.problem import Tree
@@ -72,5 +73,7 @@ def extreme_curvatures(product: Callable[[Array], Array], like: Array) -> tuple[
     empty = jnp.zeros((steps, like.size), like.dtype), jnp.zeros((steps, steps), like.dtype)
     basis, matrix, _ = lax.fori_loop(0, steps, one, (*empty, probe(like)))
     unused = jnp.all(basis == 0, 1)  # the products span fewer dimensions: there, a value from inside the spectrum
-    values = jnp.linalg.eigvalsh(matrix + jnp.diag(unused * matrix[0, 0]))
-    return jnp.abs(values).max(), values.min()
+    diagonal = jnp.diagonal(matrix) + unused * matrix[0, 0]
+    # by bisection: jnp.linalg.eigvalsh waits for XLA's threads in one of them, for ever if as many wait as there are
+    ends = eigh_tridiagonal(diagonal, jnp.diagonal(matrix, 1), eigvals_only=True)[jnp.array([0, -1])]
+    return jnp.abs(ends).max(), ends[0]
