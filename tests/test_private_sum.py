@@ -27,7 +27,7 @@ from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
 
-RULE = "private-sum(at_least=3, clip=2, noise=1.5)"
+RULE = "private-sum(at_least=3, colluding=0, clip=2, noise=1.5)"
 
 
 def opened(rule, changes, keys):
@@ -49,6 +49,12 @@ def test_any_sum_that_can_be_opened_has_enough_noise_besides_that_of_those_who_t
     np.testing.assert_allclose(noise.std(0), 1.5 * np.sqrt((there - colluding) / (3 - colluding)), rtol=0.05)
     assert (noise.std(0) > 0.95 * 1.5).all()
     assert np.abs(np.corrcoef(noise.T) - np.eye(3)).max() < 0.08
+
+
+def test_unless_told_otherwise_the_noise_is_enough_without_the_share_that_each_member_knows():
+    rule = configured("private-sum(at_least=3, clip=2, noise=1.5)")
+    np.testing.assert_allclose(opened(rule, jnp.zeros((2, 3)), (0, 4000)).std(0), 1.5, rtol=0.05)
+    assert configured("private-sum(at_least=2, noise=1.5)").share == 1.5
 
 
 def test_rounded_noise_has_the_distribution_that_epsilon_is_for():
@@ -74,7 +80,7 @@ def test_whole_numbers_fit_and_stand_for_what_they_should(settings):
     rule = configured(f"private-sum({settings}, clip=2)")
     assert rule.clip / rule.step + LONGEST * rule.deviation <= rule.most * (1 + 1e-9) and rule.most * rule.cohort < 2**31
     assert rule.deviation >= LEAST_STEPS and rule.deviation * rule.step == pytest.approx(rule.share * rule.clip)
-    noise = opened(rule, jnp.zeros((rule.at_least, 2)), (0, 2000))
+    noise = opened(rule, jnp.zeros((rule.at_least - rule.colluding, 2)), (0, 2000))
     np.testing.assert_allclose(noise.std(0), rule.noise, rtol=0.06)
 
 
@@ -122,7 +128,7 @@ class SharedNoise(PrivateSum):
     ("rule", "there"),
     [
         (dict(at_least=12), 3),  # as if noise for twelve sites were enough for three
-        (dict(colluding=0), 1),  # two of three have told their noise, and the rule did not count on it
+        ({}, 1),  # two of three have told their noise, and the rule did not count on it
         (dict(noise=0.75), 3),
         (dict(of=Unclipped), 3),
         (dict(of=SharedNoise), 3),
@@ -130,7 +136,7 @@ class SharedNoise(PrivateSum):
 )
 def test_an_audit_finds_mistakes(rule, there):
     made = configured(RULE)
-    given = {"at_least": 3, "clip": 2.0, "noise": 1.5} | {k: v for k, v in rule.items() if k != "of"}
+    given = {"at_least": 3, "colluding": 0, "clip": 2.0, "noise": 1.5} | {k: v for k, v in rule.items() if k != "of"}
     made = rule.get("of", type(made))(**given)
     assert audited(made, there) > CLAIMED
 
@@ -247,7 +253,7 @@ def test_policies_take_it_for_what_it_is():
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda: configured("private-sum(colluding=3)"), "colluding must be below at_least, which is 3; given: 3"),
+        (lambda: configured("private-sum(at_least=2, colluding=2)"), "colluding must be below at_least, which is 2; given: 2"),
         (lambda: configured("private-sum(noise=1, epsilon=1)"), "either epsilon"),
         (lambda: run("private-sum"), "give epsilon"),
         (lambda: run("private-sum(noise=1)", algorithm=fb.FedMBO()), "needs single answers"),
