@@ -244,10 +244,26 @@ def test_a_site_pays_for_every_sum_and_refuses_what_exceeds_its_budget(tmp_path)
 
 
 def test_policies_take_it_for_what_it_is():
-    rule = configured("private-sum(at_least=3, noise=2)")
-    SitePolicy(secure_sum=True, at_least=3, epsilon=8.0).agree(fb.SimFBO(), rule, rule.blurs)
-    with pytest.raises(InputError, match="sums over at least 4 sites"):
-        SitePolicy(at_least=4).agree(fb.SimFBO(), rule, True)
+    def agree(given="", **policy):
+        SitePolicy(**policy).agree(fb.SimFBO(), configured(f"private-sum(at_least=3, noise=2{given})"))
+
+    trusting = dict(secure_sum=True, at_least=3, epsilon=8.0)
+    agree(**trusting)
+    agree(", colluding=0", **trusting, colluding=0)
+    agree(", colluding=0", secure_sum=True)
+    agree(", colluding=2", **trusting, colluding=2)
+    for part in (dict(epsilon=8.0), dict(epsilon=8.0, secure_sum=True), dict(epsilon=8.0, at_least=3)):
+        with pytest.raises(InputError, match="only where its owner has set secure_sum and at_least too: add --epsilon"):
+            agree(**part)
+    for given, policy, line in (
+        (", colluding=0", trusting, "enough if colluding = 1 members know theirs, but the run has 0: refused"),
+        ("", dict(colluding=2), "enough if colluding = 2 members know theirs, but the run has 1: refused"),
+        ("", dict(at_least=4), "sums over at least 4 sites"),
+        ("", dict(colluding=-1), "colluding must be a whole number of at least 0; given: -1"),
+    ):
+        with pytest.raises(InputError, match=line):
+            agree(given, **policy)
+    SitePolicy(secure_sum=True, colluding=2).agree(fb.SimFBO(), configured("secure-sum"))  # which has no noise to know
 
 
 @pytest.mark.parametrize(

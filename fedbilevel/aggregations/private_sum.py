@@ -6,9 +6,9 @@ steps of s = σ C / (D √(t - c)), with ξ_i ~ N(0, I) of its own, client i sen
     trunc( min(1, C / |h_i - z|) (h_i - z) / s )  +  round( D ξ_i ),
 
 where t is `at_least`, c is `colluding`, and D is 2¹⁷, or what fits into a sum of 32 bits over the cohort. No sum over fewer
-than t clients is opened, whoever drops out, and whoever attacks knows at most c of their shares: a member knows its own, and the
-server those that members tell it. So the sum has at least the noise of t - c shares, whose variance is (σ C / s)². With all n of
-a cohort it has more, by n / (t - c).
+than t clients is opened, whoever drops out, and whoever attacks knows at most c of their shares: a member knows its own, and
+the server those that members tell it. So the sum has at least the noise of t - c shares, whose variance is (σ C / s)². With all
+n of a cohort it has more, by n / (t - c).
 
 The sum is at least as private as that of the Gaussian mechanism with that noise, which is what ε counts. Truncation lengthens
 nothing, so clients contribute C / s or less. A rounded normal number is k with a probability that is the density at k of a

@@ -138,7 +138,7 @@ class Site:
         jax.config.update("jax_enable_x64", run.precision == "float64")
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule, privacy = bundled(run.aggregate), read_privacy(run.privacy)
-        own.policy.agree(algorithm, rule, privacy is not None or rule.blurs)
+        own.policy.agree(algorithm, rule, privacy is not None)
         return _Agreed(run, own, settings, algorithm, rule, privacy)
 
     def _describe(self, request: bytes) -> bytes:
