@@ -57,7 +57,7 @@ class PrivateClients(Aggregation):
         return self.noise
 
     @property
-    def noise_of_metrics(self) -> float | None:
+    def counted_metric_noise(self) -> float | None:
         """σ of each evaluation of the metrics; None if the server, who is trusted, keeps them to itself."""
         return None
 
@@ -66,7 +66,7 @@ class PrivateClients(Aggregation):
 class PrivateMean(PrivateClients):
     """The mean of clipped changes, with noise."""
 
-    noisy: ClassVar[bool] = True
+    server_adds_noise: ClassVar[bool] = True
 
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
         there = weights > 0

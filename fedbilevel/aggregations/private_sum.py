@@ -19,7 +19,8 @@ nobody's data. Other noise, for coarser steps: Kairouz, Liu and Steinke, The Dis
 Federated Learning with Secure Aggregation, ICML 2021; Agarwal, Kairouz and Liu, The Skellam Mechanism for Differentially
 Private Federated Learning, NeurIPS 2021.
 
-Metrics are summed in the same way, with noise of their own. In a simulation they are exact, and noise follows from its seed.
+Metrics are summed in the same way, each clipped alone, so that m of them are no longer than √m times the bound of one, which is
+the C of their noise. In a simulation they are exact, and noise follows from its seed.
 In a federation it is made at each site anew for every sum, so that a step that is repeated after a resume has other noise.
 """
 
@@ -53,13 +54,13 @@ MARGIN = 1e-3  # of the bound, for what rounding does to lengths
 class PrivateSum(PrivateClients, HiddenSum):
     """The mean of clipped changes, from a hidden sum that has the clients' own noise."""
 
-    blurs: ClassVar[bool] = True
+    clients_add_noise: ClassVar[bool] = True
 
     colluding: int = count(
         1, "c: members whose shares of the noise an attacker knows, fewer than t; every member knows its own", least=0
     )
     metric_noise: float = real(30.0, "σ of each evaluation of the metrics", above=0, most=MOST_NOISE)
-    metric_clip: float = step_size(1.0, "the largest metric of a client that counts in full")
+    metric_clip: float = step_size(1.0, "the largest of each metric of a client that counts in full")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,12 +73,12 @@ class PrivateSum(PrivateClients, HiddenSum):
 
     def require_steps(self) -> None:
         """Raise `InputError` unless the noise is known, and is as good as what is not rounded."""
-        for name, rule in (("noise", self), ("metric_noise", self.of_metrics(1))):
+        for name, rule in (("noise", self), ("metric_noise", self.for_metrics(1))):
             if rule.deviation < LEAST_STEPS:
                 raise InputError(f"{name} = {rule.noise:.3g} is too small for sums of 32 bits: raise it, or lower cohort")
 
     @property
-    def noise_of_metrics(self) -> float:
+    def counted_metric_noise(self) -> float:
         """See `PrivateClients`."""
         return self.metric_noise
 
@@ -96,14 +97,18 @@ class PrivateSum(PrivateClients, HiddenSum):
         """The same in steps: D."""
         return min(MOST_STEPS, self.most * self.share / (1 + LONGEST * self.share))
 
-    def of_metrics(self, number: int) -> Self:
+    def for_metrics(self, number: int) -> Self:
         return replace(self, epsilon=None, noise=self.metric_noise, clip=self.metric_clip * math.sqrt(number))
+
+    def encode_metrics(self, metrics: Array) -> Array:
+        """See `HiddenSum`: one that is too large does not shorten the others."""
+        return super().encode_metrics(jnp.nan_to_num(jnp.clip(metrics, -self.metric_clip, self.metric_clip)))
 
     def encode(self, key: Array, change: Tree, memory: Tree) -> tuple[Tree, Tree]:
         kept = shortened(change, self.clip * (1 - MARGIN))
         return jax.tree.map(lambda c: jnp.trunc(c / self.step).astype(jnp.int32), kept), memory
 
-    def blurred(self, key: Array, message: Tree) -> Tree:
+    def with_noise(self, key: Array, message: Tree) -> Tree:
         numbers, structure = jax.tree.flatten(message)
         noise = (jnp.round(self.deviation * gaussian(fold_in(key, k), m)).astype(m.dtype) for k, m in enumerate(numbers))
         return jax.tree.unflatten(structure, map(jnp.add, numbers, noise))

@@ -122,7 +122,7 @@ class ExperimentServer:
         shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
         drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
         rule, own = experiment.engine.aggregation, None
-        if rule.noisy:
+        if rule.server_adds_noise:
             own = self._own_key(own_secret(Path(collab.workspace.get_root_dir()) / "privacy"))
         record = ArrivalsFile(Path(self.folder) / ARRIVALS)
         engine = DeployedEngine(
@@ -177,7 +177,7 @@ class ExperimentServer:
         rows = spending if isinstance(spending, RowSpending) else None
         aggregate = configuration.options.aggregate
         rule = bundled(aggregate)
-        if experiment and rule.blurs:  # then sites must know the noise
+        if experiment and rule.clients_add_noise:  # then sites must know the noise
             aggregate = text_of(experiment.engine.aggregation)
         task, algorithm, _ = configuration.names()
         message = BeginMessage(

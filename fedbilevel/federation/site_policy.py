@@ -70,7 +70,7 @@ class SitePolicy:
             raise InputError(
                 f"this site insists on sums over at least {self.at_least} sites, but the run's are over {least}: refused"
             )
-        if rule.blurs and (known := rule.settings()["colluding"]) < self._least_colluding:
+        if rule.clients_add_noise and (known := rule.settings()["colluding"]) < self._least_colluding:
             raise InputError(
                 f"this site insists on noise that is enough if colluding = {self._least_colluding} members know theirs, but "
                 f"the run has {known}: refused"
@@ -88,7 +88,7 @@ class SitePolicy:
     def _agree_noise_in_sums(self, rule: Aggregation, wanted: float) -> None:
         """Raise `InputError` unless the noise in a run's sums, which others add as well, is the privacy that the site wants."""
         insists = f"this site insists on privacy of its rows (ε = {wanted:g} in all)"
-        if not rule.blurs:
+        if not rule.clients_add_noise:
             raise InputError(f"{insists}, which the run does not have: add --epsilon, or use private-sum if it takes that")
         if not (self.secure_sum and self.at_least):
             raise InputError(

@@ -123,8 +123,8 @@ class ClientSpending:
 
     def _events(self, noise: float, step: int, rounds: int) -> Events:
         events = Counter({Event(1.0, noise): sum(self.calls.at(step).values())})
-        if self.wanted.noise_of_metrics is not None:
-            events[Event(1.0, self.wanted.noise_of_metrics)] += _evaluations(self.options, rounds)
+        if self.wanted.counted_metric_noise is not None:
+            events[Event(1.0, self.wanted.counted_metric_noise)] += _evaluations(self.options, rounds)
         return events
 
 
