@@ -6,10 +6,12 @@ With z the point that answers are near (see `Cohort.mean`), C the bound and n th
 
 over all arrays of an answer as one vector (McMahan, Ramage, Talwar and Zhang, Learning Differentially Private Recurrent
 Language Models, ICLR 2018). Whatever becomes of such means is private at the level of clients: whoever sees x and y learns
-little about any one client's data as a whole. The server is trusted, since it sees single answers and metrics; in a federation
-its noise comes from a secret of its own. With private-sum it need not be. ε counts every call of the client that is asked most,
-as if all of them were averaged, and does not count on chance in who takes part, which others may know. Algorithms whose server
-needs single answers are refused, and the drift between clients is not reported.
+little about any one client's data as a whole. ε compares each sum with the one in which that client's contribution is
+replaced by zeros, which is C away; with other data it can be 2C away, as if σ were half as large. The server is trusted,
+since it sees single answers and metrics; in a federation its noise comes from a secret of its own. With private-sum it need
+not be. ε counts every call of the client that is asked most, as if all of them were averaged, and does not count on chance in
+who takes part, which others may know. Algorithms whose server needs single answers are refused, and the drift between clients
+is not reported.
 """
 
 from __future__ import annotations

@@ -10,18 +10,19 @@ than t clients is opened, whoever drops out, and whoever attacks knows at most c
 the server those that members tell it. So the sum has at least the noise of t - c shares, whose variance is (σ C / s)². With all
 n of a cohort it has more, by n / (t - c).
 
-The sum is at least as private as that of the Gaussian mechanism with that noise, which is what ε counts. Truncation lengthens
-nothing, so clients contribute C / s or less. A rounded normal number is k with a probability that is the density at k of a
-normal number plus a uniform one on [-½, ½]. So is the sum of m rounded ones with m of each, up to aliases that by Poisson's
-summation formula are of the order of exp(-π² D² / 2), less than 10⁻⁸⁰⁰⁰ for a D of at least 64. If one of the uniform numbers
-is seen as what rounding all the rest takes away, the sum is a rounded normal number plus m - 1 uniform ones, which depend on
-nobody's data. Other noise, for coarser steps: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism for
-Federated Learning with Secure Aggregation, ICML 2021; Agarwal, Kairouz and Liu, The Skellam Mechanism for Differentially
-Private Federated Learning, NeurIPS 2021.
+The sum is at least as private as that of the Gaussian mechanism with that noise, which is what ε counts, for a client's
+contribution replaced by zeros (C), not by what other data would have given (2C). Truncation lengthens nothing, so clients
+contribute C / s or less. A rounded normal number is k with a probability that is the density at k of a normal number plus a
+uniform one on [-½, ½]. So is the sum of m rounded ones with m of each, up to aliases that by Poisson's summation formula are
+of the order of exp(-π² D² / 2), less than 10⁻⁸⁰⁰⁰ for a D of at least 64. If one of the uniform numbers is seen as what
+rounding all the rest takes away, the sum is a rounded normal number plus m - 1 uniform ones, which depend on nobody's data.
+Other noise, for coarser steps: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian Mechanism for Federated Learning
+with Secure Aggregation, ICML 2021; Agarwal, Kairouz and Liu, The Skellam Mechanism for Differentially Private Federated
+Learning, NeurIPS 2021.
 
-Metrics are summed in the same way, each clipped alone, so that m of them are no longer than √m times the bound of one, which is
-the C of their noise. In a simulation they are exact, and noise follows from its seed.
-In a federation it is made at each site anew for every sum, so that a step that is repeated after a resume has other noise.
+Metrics are summed in the same way, each clipped alone, so that m of them are no longer than √m times the bound of one, which
+is the C of their noise. In a simulation they are exact, and noise follows from its seed. In a federation it is made at each
+site anew for every sum, so that a step that is repeated after a resume has other noise.
 """
 
 from __future__ import annotations
