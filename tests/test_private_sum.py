@@ -17,7 +17,7 @@ from fedbilevel.aggregations import configured
 from fedbilevel.aggregations.private_sum import LEAST_STEPS, LONGEST, PrivateSum
 from fedbilevel.core.participation import Dropouts, Everyone, Uniform
 from fedbilevel.core.privacy_accounting import Event, epsilon
-from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.client_runtime import ClientRuntime, _encoded
 from fedbilevel.engines.loopback import Loopback
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -165,12 +165,37 @@ def stepped(engine, algorithm, task, key):
 def test_simulation_and_federation_add_up_the_same_noisy_numbers(weights):
     algorithm, key, task = fb.FedBiO(), jax.random.key(5), Quadratic(clients=4, noise=0.3).build()
     task = dataclasses.replace(task, population=task.population.weighted(weights))
-    ours, theirs = federation(algorithm, task, Uniform(3), configured(RULE))
+    rule = configured("private-sum(clip=100, noise=1e-4)")  # so that nothing is shortened, and weights are seen
+    ours, theirs = federation(algorithm, task, Uniform(3), rule)
     a, b = (stepped(engine, algorithm, task, key) for engine in (ours, theirs))
     np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12, atol=1e-12)
     assert tuple(np.asarray(getattr(a.traffic, n))[1] for n in ("bytes_up", "bytes_down")) == b.traffic[3:]
     plain = stepped(SimulatedEngine(task.population, Uniform(3)), algorithm, task, key)
-    assert np.abs(plain.state.x - a.state.x).max() > 1e-3
+    assert 1e-5 < np.abs(plain.state.x - a.state.x).max() < 1e-3
+
+
+def test_a_weight_lengthens_no_message_beyond_the_bound():
+    rule, answer = configured(RULE), jnp.asarray([1.2, -1.6, 0.0])  # as long as may be
+    lengths = {
+        weight: np.linalg.norm(np.asarray(_encoded(rule, np.zeros(2, np.uint32), answer, [], None, weight)[0]) * rule.step)
+        for weight in (None, 0.25, 4.0)
+    }
+    assert lengths[0.25] == pytest.approx(0.5, abs=1e-3)
+    assert all(0.99 * 2 < lengths[weight] <= 2 for weight in (None, 4.0))
+
+
+def test_rounding_lengthens_nothing():
+    """An entry above half a step counts for none, in steps that are coarse; and a length just below the bound stays there."""
+    coarse = configured("private-sum(noise=1e4, clip=1, cohort=16777216, at_least=2)")
+    assert coarse.step > 1e-3 * coarse.clip
+    sent, _ = coarse.encode(None, jnp.full(9, 0.6 * coarse.step), None)
+    assert not np.any(sent)
+    rng, rule = np.random.default_rng(0), configured(RULE)
+    for size in (3, 1000, 70_000):
+        change = rng.normal(size=size)
+        change = jnp.asarray(change * (0.99999 * rule.clip / np.linalg.norm(change)), jnp.float32)
+        numbers = np.asarray(rule.encode(None, change, None)[0], float)
+        assert np.linalg.norm(numbers) * rule.step <= rule.clip
 
 
 def test_without_noise_to_speak_of_it_is_the_mean():
@@ -307,8 +332,11 @@ def test_policies_take_it_for_what_it_is():
     ("build", "line"),
     [
         (lambda: configured("private-sum(at_least=2, colluding=2)"), "colluding must be below at_least, which is 2; given: 2"),
-        (lambda: configured("private-sum(noise=1, epsilon=1)"), "either epsilon"),
-        (lambda: run("private-sum"), "give epsilon"),
+        (lambda: configured("private-sum(noise=1, epsilon=1)"), "^private-sum: give either epsilon"),
+        (lambda: configured("private-sum(noise=1, clip=1e-22)"), "clip must be a number of at least 1e-06; given: 1e-22"),
+        (lambda: configured("private-sum(noise=1e5)"), "noise must be a number above 0 and at most 10000"),
+        (lambda: run("private-sum(epsilon=1e-4)"), "no noise makes this run"),
+        (lambda: run("private-sum"), "^private-sum: give epsilon"),
         (lambda: run("private-sum(noise=1)", algorithm=fb.FedMBO()), "needs single answers"),
         (lambda: run("private-sum(noise=1)", privacy="rows(noise=1)"), "leave out either"),
         (lambda: run("private-sum(noise=1)", keep_best=True), "chooses by rows without noise"),

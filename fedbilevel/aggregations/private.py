@@ -26,26 +26,28 @@ from jax import Array
 from fedbilevel.core.aggregation import Aggregation, aggregation, change_from, weighted_sum
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
-from fedbilevel.core.privacy import clip_factor, gaussian
+from fedbilevel.core.privacy import LEAST_BOUND, MOST_NOISE, clip_factor, gaussian
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.errors import InputError
-from fedbilevel.settings import real, step_size
+from fedbilevel.settings import STEP_DECADES, real
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateClients(Aggregation):
     """A rule whose means have noise of σ times the most that one client contributes to them."""
 
-    clip: float = step_size(1.0, "C, the longest change that counts in full")
+    typed: ClassVar[str]  # its name as users type it
+
+    clip: float = real(1.0, "C, the longest change that counts in full", least=LEAST_BOUND, decades=STEP_DECADES)
     epsilon: float | None = real(None, "ε of the whole run, to which the noise is calibrated", above=0, most=100)
     delta: float = real(1e-5, "δ", above=0, below=0.5)
-    noise: float | None = real(None, "σ, the noise's deviation in units of C", above=0)
+    noise: float | None = real(None, "σ, the noise's deviation in units of C", above=0, most=MOST_NOISE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epsilon is not None and self.noise is not None:
-            raise InputError("private clients: give either epsilon, to which the noise is calibrated, or the noise")
+            raise InputError(f"{self.typed}: give either epsilon, to which the noise is calibrated, or the noise")
 
     def require(self, population: Population, participation: Participation) -> None:
         super().require(population, participation)
@@ -55,7 +57,7 @@ class PrivateClients(Aggregation):
     def multiplier(self) -> float:
         """σ, once it is known."""
         if self.noise is None:
-            raise InputError("private clients: give epsilon, to which the noise is calibrated, or the noise")
+            raise InputError(f"{self.typed}: give epsilon, to which the noise is calibrated, or the noise")
         return self.noise
 
     @property
@@ -68,6 +70,7 @@ class PrivateClients(Aggregation):
 class PrivateMean(PrivateClients):
     """The mean of clipped changes, with noise."""
 
+    typed: ClassVar[str] = "private-mean"
     server_adds_noise: ClassVar[bool] = True
 
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:

@@ -1,7 +1,9 @@
 """Means that hide what any one client contributes, also from the server: clients add the noise, and only their sum is seen.
 
-A client clips its change as in private-mean, and sends it in a secure sum as whole numbers, with a share of the noise. In
-steps of s = σ C / (D √(t - c)), with ξ_i ~ N(0, I) of its own, client i sends
+With z the point that answers are near (see `Cohort.mean`; zeros where there is none), client i shortens its change h_i - z to
+the length C, `clip`, if all arrays of it as one vector are longer, and sends it in a secure sum as whole numbers, with a share
+of the noise, whose deviation is to be σ C in the sum: σ is `noise`, or what ε asks for. In steps of s = σ C / (D √(t - c)),
+with ξ_i ~ N(0, I) of its own, it sends
 
     trunc( min(1, C / |h_i - z|) (h_i - z) / s )  +  round( D ξ_i ),
 
@@ -40,11 +42,11 @@ from fedbilevel.aggregations.secure import HiddenSum
 from fedbilevel.core.aggregation import aggregation
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
-from fedbilevel.core.privacy import MOST_NOISE, gaussian
+from fedbilevel.core.privacy import LEAST_BOUND, MOST_NOISE, gaussian
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.errors import InputError
-from fedbilevel.settings import count, real, step_size
+from fedbilevel.settings import count, real
 
 MOST_STEPS, LEAST_STEPS = 2**17, 2**6  # D: few enough for the digits of single precision, and many
 LONGEST = 20  # deviations, which no noise is as long as
@@ -55,13 +57,14 @@ MARGIN = 1e-3  # of the bound, for what rounding does to lengths
 class PrivateSum(PrivateClients, HiddenSum):
     """The mean of clipped changes, from a hidden sum that has the clients' own noise."""
 
+    typed: ClassVar[str] = "private-sum"
     clients_add_noise: ClassVar[bool] = True
 
     colluding: int = count(
         1, "c: members whose shares of the noise an attacker knows, fewer than t; every member knows its own", least=0
     )
     metric_noise: float = real(30.0, "σ of each evaluation of the metrics", above=0, most=MOST_NOISE)
-    metric_clip: float = step_size(1.0, "the largest of each metric of a client that counts in full")
+    metric_clip: float = real(1.0, "the largest of each metric of a client that counts in full", least=LEAST_BOUND)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -92,7 +92,7 @@ class SitePolicy:
             raise InputError(f"{insists}, which the run does not have: add --epsilon, or use private-sum if it takes that")
         if not (self.secure_sum and self.at_least):
             raise InputError(
-                f"{insists}, and takes the noise of {type(rule).__name__} for it only where its owner has set secure_sum and "
+                f"{insists}, and takes noise in sums for it only where its owner has set secure_sum and "
                 "at_least too: add --epsilon instead"
             )
 
