@@ -165,13 +165,13 @@ def stepped(engine, algorithm, task, key):
 def test_simulation_and_federation_add_up_the_same_noisy_numbers(weights):
     algorithm, key, task = fb.FedBiO(), jax.random.key(5), Quadratic(clients=4, noise=0.3).build()
     task = dataclasses.replace(task, population=task.population.weighted(weights))
-    rule = configured("private-sum(clip=100, noise=1e-4)")  # so that nothing is shortened, and weights are seen
+    rule = configured("private-sum(clip=100, noise=1e-5)")  # so that nothing is shortened, and weights are seen
     ours, theirs = federation(algorithm, task, Uniform(3), rule)
     a, b = (stepped(engine, algorithm, task, key) for engine in (ours, theirs))
     np.testing.assert_allclose(a.state.x, b.state.x, rtol=1e-12, atol=1e-12)
     assert tuple(np.asarray(getattr(a.traffic, n))[1] for n in ("bytes_up", "bytes_down")) == b.traffic[3:]
     plain = stepped(SimulatedEngine(task.population, Uniform(3)), algorithm, task, key)
-    assert 1e-5 < np.abs(plain.state.x - a.state.x).max() < 1e-3
+    assert 1e-5 < np.abs(plain.state.x - a.state.x).max() < 5e-3  # in which weights make a difference of 0.03
 
 
 def test_a_weight_lengthens_no_message_beyond_the_bound():
@@ -184,18 +184,21 @@ def test_a_weight_lengthens_no_message_beyond_the_bound():
     assert all(0.99 * 2 < lengths[weight] <= 2 for weight in (None, 4.0))
 
 
-def test_rounding_lengthens_nothing():
-    """An entry above half a step counts for none, in steps that are coarse; and a length just below the bound stays there."""
-    coarse = configured("private-sum(noise=1e4, clip=1, cohort=16777216, at_least=2)")
-    assert coarse.step > 1e-3 * coarse.clip
-    sent, _ = coarse.encode(None, jnp.full(9, 0.6 * coarse.step), None)
-    assert not np.any(sent)
-    rng, rule = np.random.default_rng(0), configured(RULE)
-    for size in (3, 1000, 70_000):
-        change = rng.normal(size=size)
-        change = jnp.asarray(change * (0.99999 * rule.clip / np.linalg.norm(change)), jnp.float32)
-        numbers = np.asarray(rule.encode(None, change, None)[0], float)
-        assert np.linalg.norm(numbers) * rule.step <= rule.clip
+def test_truncation_lengthens_nothing():
+    """In steps that are coarse, an entry above half a step counts for none."""
+    rule = configured("private-sum(at_least=2, noise=5, cohort=1600000)")
+    rule.require_steps()
+    assert 0.05 < rule.step / rule.clip < 0.1
+    assert not np.any(rule.encode(None, jnp.full(9, 0.6 * rule.step), None)[0])
+
+
+def test_a_length_at_the_bound_is_not_rounded_beyond_it():
+    """Here the bound is a little less than a whole number of steps, and in single precision that number."""
+    rule = configured(f"private-sum(at_least=2, noise={2**17 / 99_999.999}, clip=2)")
+    assert np.float32(rule.clip / rule.step) == 100_000
+    for length in (rule.clip, np.nextafter(np.float32(rule.clip), np.float32(0)), 1e6):
+        sent = np.asarray(rule.encode(None, jnp.asarray([length, 0], jnp.float32), None)[0], float)
+        assert 0.99 * rule.clip < np.linalg.norm(sent) * rule.step <= rule.clip
 
 
 def test_without_noise_to_speak_of_it_is_the_mean():
