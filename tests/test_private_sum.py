@@ -17,7 +17,7 @@ from fedbilevel.aggregations import configured
 from fedbilevel.aggregations.private_sum import LEAST_STEPS, LONGEST, PrivateSum
 from fedbilevel.core.participation import Dropouts, Everyone, Uniform
 from fedbilevel.core.privacy_accounting import Event, epsilon
-from fedbilevel.engines.client_runtime import ClientRuntime, _encoded
+from fedbilevel.engines.client_runtime import ClientRuntime, encoded
 from fedbilevel.engines.loopback import Loopback
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
@@ -177,7 +177,7 @@ def test_simulation_and_federation_add_up_the_same_noisy_numbers(weights):
 def test_a_weight_lengthens_no_message_beyond_the_bound():
     rule, answer = configured(RULE), jnp.asarray([1.2, -1.6, 0.0])  # as long as may be
     lengths = {
-        weight: np.linalg.norm(np.asarray(_encoded(rule, np.zeros(2, np.uint32), answer, [], None, weight)[0]) * rule.step)
+        weight: np.linalg.norm(np.asarray(encoded(rule, np.zeros(2, np.uint32), answer, [], None, weight)[0]) * rule.step)
         for weight in (None, 0.25, 4.0)
     }
     assert lengths[0.25] == pytest.approx(0.5, abs=1e-3)

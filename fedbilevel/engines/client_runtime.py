@@ -177,7 +177,7 @@ class ClientRuntime:
                     check_like("a point that answers are near", near, jax.tree.leaves(answer))
                 if before is not None:
                     check_like("what was left out before", before, answer)
-                message, left = _encoded(self._aggregation, key, answer, near, before, self._scale)
+                message, left = encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
                 return self._noised(self._aggregation, message, call.function, key, args)
             case Evaluate(x=x, y=y):
@@ -264,9 +264,10 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoded(
+def encoded(
     rule: Aggregation, key: Array, answer: Tree, near: list[Array], memory: Tree, scale: float | None
 ) -> tuple[Tree, Tree]:
+    """What leaves a client instead of its answer, weighed if it has to be, and what that leaves out."""
     around = jax.tree.unflatten(jax.tree.structure(answer), near) if near else None
     memory = jax.tree.map(jnp.zeros_like, answer) if memory is None else memory
     change = change_from(around, answer)
