@@ -5,12 +5,15 @@
     python tests/chaos.py --faults 5 --seed 2        so many of random kinds
 
 Each fault happens at a random moment of a run of its own. A table says when, how long the run took and whether its metrics are
-those of the undisturbed run to the last bit. They may be others only from a row on that counts an absence; otherwise the exit
-status is 1. Full disks are small ones that root can mount: others leave these kinds out.
+those of the undisturbed run to the last bit. They may be others only from a row on that counts an absence, and an absence is
+allowed where a site is away for longer, or from the first row; otherwise the exit status is 1. A fault that found the run
+ended, or nothing to disturb, is made again in another run. Full disks are small ones that root can mount: others leave these
+kinds out.
 """
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import random
@@ -30,7 +33,12 @@ LONGEST = 300  # seconds that a run with a fault may take
 PAUSES = [0.0, 2.0]  # seconds that a killed `federation start` stays away
 ROOM = 1 << 27  # bytes of a disk that is filled
 RANDOM = 30
+TRIES = 5  # to make a fault while there is something to disturb
 SAME, DIFFERENT = "the same", "DIFFERENT"
+
+
+class Missed(Exception):
+    """There was nothing to disturb."""
 
 
 class Chaos:
@@ -51,17 +59,28 @@ class Chaos:
             kit.stop()
 
     def run(self, name, fault=None, moment=0.0):
-        """The rows of a run, how long it took, and what it said; a fault happens that many seconds after its beginning."""
+        """The rows of a run, how long it took, and what it said; a fault happens that many seconds after its beginning.
+
+        Raises `Missed`, once the run has ended, if there was nothing to disturb.
+        """
         began, out = time.monotonic(), self.runs / name
         words = "run", *RUN, "--federation", self.folder / "f", "--out", out
         self.process = self._command(*words)
+        missed = False
         if fault:
             time.sleep(moment)
-            fault(self)
+            try:
+                if self.process.poll() is not None:
+                    raise Missed
+                fault(self)
+            except Missed:
+                missed = True
         said, _ = self.process.communicate(timeout=LONGEST)
         if not list(out.glob("*/result.json")):  # the command was killed, or gave up
             self.kits["server"].await_sites()
             said += command(*(("resume", out) if list(out.glob("*/config.json")) else words), timeout=LONGEST).stdout
+        if missed:
+            raise Missed
         (file,) = out.glob("*/metrics.jsonl")
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], time.monotonic() - began, said
@@ -71,8 +90,13 @@ class Chaos:
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT)
 
     def _kill(self, name, kind):
-        for victim in self.kits[name].processes(name, kind):
+        for victim in self._victims(name, kind):
             victim.kill()
+
+    def _victims(self, name, kind=""):
+        if found := self.kits[name].processes(name, kind):
+            return found
+        raise Missed
 
     def site_job(self):
         """A site's process for the job."""
@@ -118,7 +142,7 @@ class Chaos:
         self._freeze("server")
 
     def _freeze(self, name):
-        victims = self.kits[name].processes(name)
+        victims = self._victims(name)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for victim in victims:
                 victim.send_signal(number)
@@ -138,11 +162,14 @@ class Chaos:
         self._fill(self.runs)
 
     def _fill(self, disk):
-        filler = disk / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(1 << 16)):
-                pass
-        assert shutil.disk_usage(disk).free == 0
+        filler, refused = disk / "filler", None
+        with filler.open("wb", buffering=0) as file:
+            while refused is None:
+                try:
+                    file.write(bytes(1 << 16))
+                except OSError as error:
+                    refused = error.errno
+        assert refused == errno.ENOSPC
         time.sleep(self._choose.uniform(3, 8))
         filler.unlink()
 
@@ -169,13 +196,16 @@ FAULTS = [
 ]
 
 
-def compared(rows, undisturbed):
-    """Whether a run has the numbers of the undisturbed one, at least until it counts an absence."""
+AWAY = [Chaos.site_for_good, Chaos.full_site]  # for longer: sites may be absent at any time
+
+
+def compared(rows, undisturbed, away):
+    """Whether a run has the numbers of the undisturbed one, at least until an absence, at the start or with a site away."""
     if rows == undisturbed:
         return SAME
     present = [row["absences"] == 0 for row in rows]
     until = present.index(False) if False in present else len(rows)
-    counted = until < len(rows) == len(undisturbed) and rows[:until] == undisturbed[:until]
+    counted = (away or until == 0) and until < len(rows) == len(undisturbed) and rows[:until] == undisturbed[:until]
     return f"the same until an absence, counted at round {rows[until]['rounds']}" if counted else DIFFERENT
 
 
@@ -198,9 +228,15 @@ def main():
         undisturbed, whole, _ = chaos.run("undisturbed")
         print(f"{'undisturbed':16} {whole:16.0f} s{'' if root else '; no full disks, which only root can mount'}", flush=True)
         for number, fault in enumerate(faults):
-            moment = choose.uniform(0, whole)
-            rows, seconds, said = chaos.run(f"{number}", fault, moment)
-            verdict = compared(rows, undisturbed)
+            for again in range(TRIES):
+                moment = choose.uniform(0, whole)
+                with contextlib.suppress(Missed):
+                    rows, seconds, said = chaos.run(f"{number}-{again}", fault, moment)
+                    break
+                print(f"{fault.__name__:16} after {moment:4.1f}          nothing to disturb: again", flush=True)
+            else:
+                sys.exit(f"{fault.__name__} was not made in {TRIES} runs")
+            verdict = compared(rows, undisturbed, fault in AWAY)
             different += verdict == DIFFERENT
             print(f"{fault.__name__:16} after {moment:4.1f} {seconds:5.0f} s  {verdict}", flush=True)
             if verdict != SAME:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.aggregation import Mean
+from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.deployed import DeployedEngine
@@ -41,6 +42,7 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
             stores[m] if stores else None,
             aggregation,
             identities and identities[m],
+            noise=ServersKeys(m) if aggregation.clients_add_noise else None,
         )
         for m in range(population.size)
     }
@@ -49,6 +51,16 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
         Loopback(runtimes), population, participation, known, aggregation=aggregation, signatures=signatures
     )
     return engine, runtimes
+
+
+class ServersKeys:
+    """Keys for a client's noise as a simulation has them, which the server knows."""
+
+    def __init__(self, m):
+        self.m = m
+
+    def key(self, name, key, args):
+        return np.asarray(jax.random.key_data(fold_in(wrapped(key), self.m)))
 
 
 class MemoryStore:

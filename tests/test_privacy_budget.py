@@ -174,7 +174,7 @@ def test_a_policy_with_a_budget_refuses_runs_without_privacy_and_tables():
     policy = SitePolicy(epsilon=8.0)
     with pytest.raises(InputError, match=r"insists on privacy of its rows \(ε = 8 in all\), .*: add --epsilon"):
         policy.agree(fb.SimFBO(), Mean())
-    policy.agree(fb.SimFBO(), Mean(), private=True)
+    policy.agree(fb.SimFBO(), Mean(), private_rows=True)
     with pytest.raises(InputError, match="preprocessed from its exact sums"):
         policy.agree_to_open_sums()
     with pytest.raises(InputError, match="epsilon must be above 0"):

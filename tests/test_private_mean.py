@@ -87,8 +87,8 @@ def test_a_repeated_step_has_the_same_noise_only_if_its_answers_are_the_same():
     ("build", "line"),
     [
         (lambda: simulation(task(), fb.FedMBO(), rounds=9, aggregate="private-mean(noise=1)"), "needs single answers"),
-        (lambda: configured("private-mean(noise=1, epsilon=1)"), "either epsilon"),
-        (lambda: simulation(task(), fb.SimFBO(), rounds=9, aggregate="private-mean"), "give epsilon"),
+        (lambda: configured("private-mean(noise=1, epsilon=1)"), "^private-mean: give either epsilon"),
+        (lambda: simulation(task(), fb.SimFBO(), rounds=9, aggregate="private-mean"), "^private-mean: give epsilon"),
         (
             lambda: simulation(task(), fb.SimFBO(), rounds=9, aggregate="private-mean(noise=1)", privacy="rows(noise=1)"),
             "leave out either",

@@ -97,13 +97,14 @@ def table_site(own_site, tmp_path):
     file.write_text(TASK)
     table.write_text("age,label,role\n1,0,train\n2,1,train\n3,0,train\n4,1,validation\n5,0,validation\n")
 
-    def ask(policy="", algorithm="simfbo", question=TOTALS):
+    def ask(policy="", algorithm="simfbo", question=TOTALS, aggregate="mean"):
         sha256 = sha256_of(file.read_bytes())
         lines = ['task = "mine"', 'loader = "table"', 'path = "rows.csv"', "[policy]", policy]
         lines += ["[trusted]", f'"{file}" = "{sha256}"', ""]
         (tmp_path / "local" / "site.toml").write_text("\n".join(lines))
         names, code = ("a", "b"), {"task": sha256}
         run = BeginMessage("mine", {}, algorithm, {}, "float64", "ab", number=1, weight=1.0, names=names, code=code)
+        run = dataclasses.replace(run, aggregate=aggregate)
         beginning = run.encoded()
         return own_site.describe(len(beginning).to_bytes(LENGTH, "little") + beginning + wire.encode(question))
 
@@ -117,6 +118,8 @@ def test_a_site_says_nothing_about_its_table_to_a_run_that_it_would_refuse(table
         ("secure_sum = true", "simfbo", "this site insists on secure sums, but the run's aggregation is Mean"),
     ):
         assert table_site(policy, algorithm) == [False, "refused", f"{line}: refused"]
+    line = "tables are preprocessed from each site's exact sums, which private-sum does not hide: refused"
+    assert table_site(aggregate="private-sum(noise=2)") == [False, "refused", line]
     done, answer = table_site('least_rows = 2\nrefuse = ["gather"]')
     assert done and wire.decode(answer).tolist() == [0, 5, 0, 3, 5, 5, 15, 2]
 

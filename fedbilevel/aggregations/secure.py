@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from fedbilevel.core import randomness
 from fedbilevel.core.aggregation import Aggregation, aggregation
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.population import Population
@@ -63,9 +64,14 @@ class HiddenSum(Aggregation):
     def step(self) -> float:
         """What one whole number stands for."""
 
-    def of_metrics(self, number: int) -> Self:
+    def for_metrics(self, number: int) -> Self:
         """The rule for so many metrics, which are added up like changes."""
         return self
+
+    def encode_metrics(self, metrics: Array) -> Array:
+        """At a client: what crosses instead of its metrics."""
+        message, _ = self.for_metrics(metrics.size).encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
+        return message
 
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
         n = (weights > 0).sum()

@@ -31,8 +31,8 @@ class Aggregation(abc.ABC):
     weighs: ClassVar[bool] = False  # whether clients may weigh differently
     hides: ClassVar[bool] = False  # whether the server learns a sum of what clients send, and nothing else
     scales: ClassVar[bool] = False  # whether clients multiply their changes by M w_m themselves, where weights differ
-    noisy: ClassVar[bool] = False  # whether the server makes nothing of what clients send but noisy means
-    blurs: ClassVar[bool] = False  # whether clients add noise to what they send
+    server_adds_noise: ClassVar[bool] = False  # whether the server makes nothing of what clients send but noisy means
+    clients_add_noise: ClassVar[bool] = False  # whether clients add noise to what they send
     buffers: ClassVar[bool] = False  # whether an exchange goes on without late answers, which count in a later one
     encodes: ClassVar[bool] = False  # whether clients send something other than their answers, and remember what that left out
 
@@ -42,7 +42,7 @@ class Aggregation(abc.ABC):
     @property
     def only_means(self) -> bool:
         """Whether nothing but means may be made of single answers."""
-        return self.hides or self.noisy
+        return self.hides or self.server_adds_noise
 
     def settings(self) -> dict[str, Any]:
         """Its settings, by name; without those that have no value."""
@@ -69,7 +69,7 @@ class Aggregation(abc.ABC):
         """
         return change, memory
 
-    def blurred(self, key: Array, message: Tree) -> Tree:
+    def with_noise(self, key: Array, message: Tree) -> Tree:
         """At a client: the message with its noise; `key` is this client's alone."""
         return message
 

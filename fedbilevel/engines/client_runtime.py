@@ -14,7 +14,7 @@ from jax import Array
 
 from fedbilevel.aggregations.secure import HiddenSum
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core import ground_truth, randomness
+from fedbilevel.core import ground_truth
 from fedbilevel.core.aggregation import Aggregation, Mean, change_from, scaled
 from fedbilevel.core.clients import is_client_function
 from fedbilevel.core.population import Population
@@ -66,7 +66,7 @@ class ValueStore(Protocol):
 
 
 class OwnRandomness(Protocol):
-    """What lets a client answer about rows that it keeps private."""
+    """Where a client that keeps something private has its random keys from."""
 
     def key(self, name: str, key: np.ndarray, args: Tree) -> np.ndarray:
         """A random key of the client's own for the answer to a call, or to an evaluation; `InputError` if it refuses."""
@@ -86,9 +86,11 @@ class ClientRuntime:
         aggregation: Aggregation = Mean(),  # noqa: B008 (frozen)
         identity: Any = None,  # for secure sums, an `Identity`
         own: OwnRandomness | None = None,  # where rows are private
-        noise: OwnRandomness | None = None,  # of what it adds to sums, where the aggregation has clients do so
+        noise: OwnRandomness | None = None,  # where the aggregation has clients add noise to what they send
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
     ):
+        if aggregation.clients_add_noise != (noise is not None):
+            raise ValueError("a client has keys for its own noise where the aggregation has it add noise, and nowhere else")
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
@@ -135,10 +137,9 @@ class ClientRuntime:
                     known = len(self._population.problem.metric_names)
                     metrics = jnp.concatenate([metrics[:known] * self._scale, metrics[known:]])
                 assert isinstance(self._aggregation, HiddenSum)
-                rule = self._aggregation.of_metrics(metrics.size)
-                message, _ = rule.encode(randomness.key(0), metrics, jnp.zeros_like(metrics))
-                noise = self._noise_key(EVALUATING, np.zeros(2, np.uint32), (x, y))
-                return self._secure.answer(request, rule.blurred(noise, message))
+                rule = self._aggregation.for_metrics(metrics.size)
+                message = self._aggregation.encode_metrics(metrics)
+                return self._secure.answer(request, self._noised(rule, message, EVALUATING, np.zeros(2, np.uint32), (x, y)))
             case Masked():
                 raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
             case _:
@@ -176,9 +177,9 @@ class ClientRuntime:
                     check_like("a point that answers are near", near, jax.tree.leaves(answer))
                 if before is not None:
                     check_like("what was left out before", before, answer)
-                message, left = _encoded(self._aggregation, key, answer, near, before, self._scale)
+                message, left = encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
-                return _blurred(self._aggregation, self._noise_key(call.function, key, args), message)
+                return self._noised(self._aggregation, message, call.function, key, args)
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
@@ -234,11 +235,9 @@ class ClientRuntime:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
 
-    def _noise_key(self, name: str, key: np.ndarray, args: Tree) -> Array:
-        """The random key of what this client adds to an answer of that function, or to metrics."""
-        if self._noise is None or not self._aggregation.blurs:
-            return fold_in(wrapped(key), self._m)
-        return wrapped(self._noise.key(name, key, args))
+    def _noised(self, rule: Aggregation, message: Tree, name: str, key: np.ndarray, args: Tree) -> Tree:
+        """An answer of that function, or metrics, with this client's own noise if the rule has clients add it."""
+        return message if self._noise is None else _with_noise(rule, wrapped(self._noise.key(name, key, args)), message)
 
     @property
     def _scale(self) -> float | None:
@@ -265,9 +264,10 @@ def _compute(algorithm: Algorithm, name: str, own: tuple[Population, Array, Arra
 
 
 @partial(jax.jit, static_argnums=0)
-def _encoded(
+def encoded(
     rule: Aggregation, key: Array, answer: Tree, near: list[Array], memory: Tree, scale: float | None
 ) -> tuple[Tree, Tree]:
+    """What leaves a client instead of its answer, weighed if it has to be, and what that leaves out."""
     around = jax.tree.unflatten(jax.tree.structure(answer), near) if near else None
     memory = jax.tree.map(jnp.zeros_like, answer) if memory is None else memory
     change = change_from(around, answer)
@@ -275,8 +275,8 @@ def _encoded(
 
 
 @partial(jax.jit, static_argnums=0)
-def _blurred(rule: Aggregation, key: Array, message: Tree) -> Tree:
-    return rule.blurred(key, message)
+def _with_noise(rule: Aggregation, key: Array, message: Tree) -> Tree:
+    return rule.with_noise(key, message)
 
 
 @jax.jit

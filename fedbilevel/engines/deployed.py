@@ -155,7 +155,7 @@ class DeployedEngine:
         names, tests = problem.metric_names, problem.test_names
         if self.secure is not None:
             assert isinstance(self.aggregation, HiddenSum)
-            rule = self.aggregation.of_metrics(len(names) + len(tests))
+            rule = self.aggregation.for_metrics(len(names) + len(tests))
             total, members, failures = self.secure.total(wanted, len(names) + len(tests))
             mean = rule.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
             found = dict(zip((*names, *tests), map(float, mean), strict=True))

@@ -316,7 +316,7 @@ class SimulatedCohort(Cohort):
             change, memory, m = change_from(near, row[0]), row[1], row[2]
             change = scaled(change, population.weights[m] * population.size) if scales else change
             message, memory = rule.encode(key, change, memory)
-            message = rule.blurred(fold_in(key, m), message)
+            message = rule.with_noise(fold_in(key, m), message)
             return message, memory, rule.decode(key, message, one)
 
         everyone = self._clients.memory[name]

@@ -78,6 +78,7 @@ client = {number}                    # share: which of the simulated clients thi
 # memory = 4.0                # gigabytes that a run's knobs may ask for
 # secure_sum = true           # the server learns sums over sites, and nothing of this one alone
 # at_least = 3                # the fewest sites in such a sum
+# colluding = 1               # sites whose noise others may know, where runs have private-sum: the fewest that it must bear
 # refuse = ["gather"]         # algorithms whose server needs what each site sends, and not only their mean
 
 [trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it

@@ -56,7 +56,7 @@ class ExperimentServer:
         self.folder, self.identity, self.sites = folder, identity, sites
         self._roster: Roster | None = None
         self._data = SitesData(Path(folder) / SITES, sites)
-        self._said: list[str] = []  # about the sites' data
+        self._said: list[str] = []  # about the sites' data, and what they pay
 
     @documented(collab.main)
     def run(self) -> None:
@@ -122,8 +122,9 @@ class ExperimentServer:
         shapes = call_shapes(experiment.algorithm, task.population, task.x, task.y)
         drawn, tested = configuration.options.participation(), None if self._data.simulated else self._data.test_rows
         rule, own = experiment.engine.aggregation, None
-        if rule.noisy:
+        if rule.server_adds_noise:
             own = self._own_key(own_secret(Path(collab.workspace.get_root_dir()) / "privacy"))
+        self._said += on_repeated_sums(rule, Path(self.folder))
         record = ArrivalsFile(Path(self.folder) / ARRIVALS)
         engine = DeployedEngine(
             roster, task.population, drawn, shapes, tested, rule, own, record, self._signatures(rule, beginnings)
@@ -177,7 +178,7 @@ class ExperimentServer:
         rows = spending if isinstance(spending, RowSpending) else None
         aggregate = configuration.options.aggregate
         rule = bundled(aggregate)
-        if experiment and rule.blurs:  # then sites must know the noise
+        if experiment and rule.clients_add_noise:  # then sites must know the noise
             aggregate = text_of(experiment.engine.aggregation)
         task, algorithm, _ = configuration.names()
         message = BeginMessage(
@@ -203,6 +204,16 @@ class ExperimentServer:
     def _reasons(self) -> list[str]:
         """Why sites are left out, one line each."""
         return [str(failure) for failure in self._roster.left_out.values()] if self._roster else []
+
+
+def on_repeated_sums(rule: Aggregation, folder: Path) -> list[str]:
+    """A line if a run goes on that asks for sums again to which sites add other noise."""
+    if not rule.clients_add_noise or not any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint")):
+        return []
+    return [
+        "the run goes on from its last checkpoint: for sums that it had asked for since, sites pay again, and the metric "
+        "epsilon counts them once"
+    ]
 
 
 def _is_aborted() -> bool:

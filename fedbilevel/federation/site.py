@@ -138,14 +138,18 @@ class Site:
         jax.config.update("jax_enable_x64", run.precision == "float64")
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule, privacy = bundled(run.aggregate), read_privacy(run.privacy)
-        own.policy.agree(algorithm, rule, privacy is not None or rule.blurs)
+        own.policy.agree(algorithm, rule, privacy is not None)
         return _Agreed(run, own, settings, algorithm, rule, privacy)
 
     def _describe(self, request: bytes) -> bytes:
         beginning, question = parted(request)
         if beginning not in self._tables:
-            run, own, settings, *_ = self._agreed(beginning)
+            run, own, settings, _, rule, _ = self._agreed(beginning)
             own.policy.agree_to_open_sums()
+            if rule.clients_add_noise:
+                raise InputError(
+                    "tables are preprocessed from each site's exact sums, which private-sum does not hide: refused"
+                )
             with _unsaid():
                 table = own.table(settings, run.number)
             own.policy.agree_fewest(table.fewest)

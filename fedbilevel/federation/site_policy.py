@@ -36,6 +36,7 @@ class SitePolicy:
     least_rows: int = 0  # behind any answer: those of each loss, of what is held out, and of a minibatch
     epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
     delta: float = 1e-5
+    colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
     memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
     seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
 
@@ -45,6 +46,8 @@ class SitePolicy:
                 raise InputError(f"policy: {name} must be a number of {unit} above 0; given: {getattr(self, name):g}")
         if self.epsilon is not None and not (self.epsilon > 0 and 0 < self.delta < 1):
             raise InputError(f"policy: epsilon must be above 0 and delta between 0 and 1; given: {self.epsilon}, {self.delta}")
+        if self.colluding is not None and self.colluding < 0:
+            raise InputError(f"policy: colluding must be a whole number of at least 0; given: {self.colluding}")
         for name in self.refuse:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")
@@ -56,13 +59,10 @@ class SitePolicy:
         if self.epsilon is not None:
             raise InputError("this site insists on privacy, but tables are preprocessed from its exact sums: refused")
 
-    def agree(self, algorithm: Algorithm, rule: Aggregation, private: bool = False) -> None:
-        """Raise `InputError` unless a run of this algorithm with this aggregation, private or not, meets the conditions."""
-        if self.epsilon is not None and not private:
-            raise InputError(
-                f"this site insists on privacy of its rows (ε = {self.epsilon:g} in all), which the run does not have: add "
-                "--epsilon"
-            )
+    def agree(self, algorithm: Algorithm, rule: Aggregation, private_rows: bool = False) -> None:
+        """Raise `InputError` unless a run of this algorithm with this aggregation, its rows private or not, is as agreed."""
+        if self.epsilon is not None and not private_rows:
+            self._agree_noise_in_sums(rule, self.epsilon)
         if (self.secure_sum or self.at_least) and not rule.hides:
             raise InputError(f"this site insists on secure sums, but the run's aggregation is {type(rule).__name__}: refused")
         least = rule.settings().get("at_least", 0)
@@ -70,9 +70,30 @@ class SitePolicy:
             raise InputError(
                 f"this site insists on sums over at least {self.at_least} sites, but the run's are over {least}: refused"
             )
+        if rule.clients_add_noise and (known := rule.settings()["colluding"]) < self._least_colluding:
+            raise InputError(
+                f"this site insists on noise that is enough if colluding = {self._least_colluding} members know theirs, but "
+                f"the run has {known}: refused"
+            )
         if "gather" in self.refuse and algorithm.single_answers:
             raise InputError(
                 f"this site refuses gather, but the server of {called(algorithm)} needs what each site sends: refused"
+            )
+
+    @property
+    def _least_colluding(self) -> int:
+        """With a budget, at least one member knows its own noise."""
+        return self.colluding if self.colluding is not None else int(self.epsilon is not None)
+
+    def _agree_noise_in_sums(self, rule: Aggregation, wanted: float) -> None:
+        """Raise `InputError` unless the noise in a run's sums, which others add as well, is the privacy that the site wants."""
+        insists = f"this site insists on privacy of its rows (ε = {wanted:g} in all)"
+        if not rule.clients_add_noise:
+            raise InputError(f"{insists}, which the run does not have: add --epsilon, or use private-sum if it takes that")
+        if not (self.secure_sum and self.at_least):
+            raise InputError(
+                f"{insists}, and takes noise in sums for it only where its owner has set secure_sum and "
+                "at_least too: add --epsilon instead"
             )
 
     def agree_fewest(self, rows: int) -> None:

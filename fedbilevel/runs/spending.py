@@ -110,8 +110,12 @@ class ClientSpending:
         if self.wanted.epsilon is None:
             return self.wanted
         end = self.calls.end(self.options)
-        noise = calibrated_noise(self.wanted.epsilon, self.wanted.delta, lambda noise: self._events(noise, *end))
-        return replace(self.wanted, epsilon=None, noise=noise)
+
+        def events(noise: float) -> Events:
+            return self._events(min(noise, MOST_NOISE), *end)
+
+        noise = calibrated_noise(self.wanted.epsilon, self.wanted.delta, events)
+        return replace(self.wanted, epsilon=None, noise=min(noise, MOST_NOISE))
 
     def epsilon(self, step: int, rounds: int) -> float:
         """See `Spending`."""
@@ -123,8 +127,8 @@ class ClientSpending:
 
     def _events(self, noise: float, step: int, rounds: int) -> Events:
         events = Counter({Event(1.0, noise): sum(self.calls.at(step).values())})
-        if self.wanted.noise_of_metrics is not None:
-            events[Event(1.0, self.wanted.noise_of_metrics)] += _evaluations(self.options, rounds)
+        if self.wanted.counted_metric_noise is not None:
+            events[Event(1.0, self.wanted.counted_metric_noise)] += _evaluations(self.options, rounds)
         return events
 
 
