@@ -172,7 +172,10 @@ def test_a_second_process_with_a_kit_is_refused_and_what_the_first_writes_is_pri
     with processes.held(tmp_path / "a" / "startup", "?"), pytest.raises(InputError, match="is already running: stop its other"):
         processes.run([kit], pytest.fail)
     assert not began.is_set()
-    processes.run([kit], pytest.fail)
+    with subprocess.Popen(["sleep", "60"]) as others:
+        processes.run([kit], pytest.fail)
+        assert others.poll() is None  # was there before
+        others.kill()
     assert began.is_set() and (tmp_path / "a" / "console.txt").stat().st_mode & 0o077 == 0
     before = os.umask(0o022)
     os.umask(before)

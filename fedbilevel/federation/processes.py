@@ -159,10 +159,11 @@ def _nothing_left() -> Iterator[None]:
     """When the block ends, end all processes started in it and their descendants, orphaned ones included."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # a killed process's orphans become our children
+    before = set(psutil.Process().children(recursive=True))
     try:
         yield
     finally:
-        _end(psutil.Process().children(recursive=True))
+        _end([p for p in psutil.Process().children(recursive=True) if p not in before])
 
 
 def _end(processes: list[psutil.Process]) -> None:
