@@ -10,27 +10,31 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import fedbilevel as fb
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.report.page_data import contents
-from fedbilevel.runs.advice import advice_on_data, advice_on_run, unscaled
+from fedbilevel.runs.advice import advice_on_data, advice_on_run, is_tuned, loss_risen, unscaled, x_unmoved
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
 
-X, LOSS, U, LOWER, ROWS = (
+X, LOSS, U, LOWER, ROWS, PAST = (
     "x hardly moved",
     "The upper loss ends above its start",
     "u ends at its bound, radius = ",
     "The lower level is not followed",
     "Standardise its columns",
+    "test_accuracy was better earlier in the run",
 )
 
 
-def lines(task, algorithm, values, rounds=200, **knobs):
-    experiment = Configuration.resolve(task, knobs, algorithm, values, RunOptions(rounds=rounds)).experiment()
+def lines(task, algorithm, values, rounds=200, keep_best=False, **knobs):
+    options = RunOptions(rounds=rounds, keep_best=keep_best)
+    configuration = Configuration.resolve(task, knobs, algorithm, values, options)
+    experiment = configuration.experiment()
     moments = list(experiment.run())
     rows = [moment.row() for moment in moments if moment.metrics is not None]
-    return [*advice_on_run(experiment, rows, moments[-1].state), *advice_on_data(experiment)]
+    return [*advice_on_run(experiment, rows, moments[-1].state, configuration.task_class()), *advice_on_data(experiment)]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +62,25 @@ def test_a_local_lower_level_with_suited_settings_gives_no_warning():
     assert lines("quadratic", "fedbio-local", {}, lower_level="local") == []
 
 
+def test_an_x_that_is_fitted_to_few_rows_is_said_unless_a_best_round_is_kept():
+    (line,) = lines("data-cleaning", "fedpace", {}, 600, rho=0.8)
+    assert line.startswith(PAST)
+    assert lines("data-cleaning", "fedpace", {}, 600, keep_best=True, rho=0.8) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedbioacc", "fedavg"])
 def test_the_demo_gives_no_warning(algorithm):
     assert lines("data-cleaning", algorithm, {}, 1000) == []
+
+
+@pytest.mark.parametrize("algorithm", ["fedpace", "s-tfbo", "simfbo", "fedbioacc"])
+def test_steps_are_to_be_changed_only_where_they_can_be(algorithm):
+    tuned = is_tuned(ALGORITHMS.get(algorithm).load()())
+    rows = [dict(upper_loss=loss, lower_loss=0.0, hypergradient_norm=1e-9) for loss in (1.0, 2.0)]
+    lines = [loss_risen(rows, tuned), x_unmoved(rows, np.ones(2), np.ones(2), tuned)]
+    assert tuned == (algorithm in ("simfbo", "fedbioacc"))
+    assert all(("the step on x" in line) == tuned for line in lines), lines
 
 
 def test_a_few_steps_say_nothing():

@@ -137,8 +137,8 @@ def solve(
     else:
         lower_level = type(algorithm).lower_level
         task = Task.of(f, x_set=x_set, y_set=y_set, lower_level=lower_level, **given)
+    judged = task.declared.settings if task.declared else None
     if keep_best:
-        judged = task.declared.settings if task.declared else None
         task = with_validation(task, *((judged.headline, judged.better) if judged else (LOSSES[0], {})))
     experiment = simulation(
         task,
@@ -171,6 +171,6 @@ def solve(
             history.append(moment.row())
         if observe:
             observe(moment)
-    for line in advice_on_run(experiment, history, moment.state):
+    for line in advice_on_run(experiment, history, moment.state, judged):
         warn(line)
     return Solution(**end.trees(), history=history, preprocessing=task.preprocessing, best_round=end.round)

@@ -16,10 +16,12 @@ from jax import Array
 from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.population import Population
+from fedbilevel.core.problem import LOSSES
 from fedbilevel.core.sets import EVERYWHERE
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.runs.experiment import Experiment
-from fedbilevel.tasks.base import Task
+from fedbilevel.settings import settings
+from fedbilevel.tasks.base import Task, TaskSettings
 
 FEWEST_STEPS = 20  # fewer say nothing about where a run goes
 FELT = 2e-3  # of f: suited steps on x give at least 15 times that, steps a hundred times too small a third of it
@@ -28,25 +30,32 @@ USED_UP = 0.1  # of the longest ∇h: what is left where x has nearly arrived
 NOTICED = 1e-3  # of a loss
 AT_BOUND = 0.9  # of the radius: clients project u before it is averaged
 LARGE = 1e3  # of a column of rows, or of the ratio of two columns
+GIVEN_UP = 0.05  # of what the headline had gained
 LOOKED_AT = 1000  # rows
+ANOTHER = "or tune an algorithm with step sizes."
 Rows = Sequence[Mapping[str, Any]]  # of metrics
+Judged = TaskSettings | type[TaskSettings]
 
 
-def advice_on_run(experiment: Experiment, rows: Rows, state: Any) -> list[str]:
-    """The lines about a run that has ended in this state, with these rows of metrics."""
+def advice_on_run(experiment: Experiment, rows: Rows, state: Any, judged: Judged | None = None) -> list[str]:
+    """The lines about a run that has ended in this state, with these rows of metrics; `judged` knows the task's headline."""
     if rows[-1]["step"] < FEWEST_STEPS:
         return []
+    tuned = is_tuned(experiment.algorithm)
     found = [u_bounded(rows, experiment.algorithm)]
     task, (x, y) = experiment.task, experiment.engine.point(state)
     if isinstance(x, PerClient):
-        return [line for line in (*found, loss_risen(rows)) if line]
+        return [line for line in (*found, loss_risen(rows, tuned)) if line]
     start, end = np.asarray(task.start[0]), np.asarray(x)
     if task.population.problem.sets.x == EVERYWHERE:  # within a set, ∇h may be long at a solution
-        found.append(x_unmoved(rows, start, end))
+        found.append(x_unmoved(rows, start, end, tuned))
+    simulated = isinstance(experiment.engine, SimulatedEngine)
     if not np.array_equal(start, end):  # otherwise f is not what the method descends
-        found.append(loss_risen(rows))
-    if isinstance(experiment.engine, SimulatedEngine):
-        found.append(lower_unfollowed(rows, task, x, y))
+        found.append(loss_risen(rows, tuned))
+        if simulated and judged and not experiment.options.keep_best:
+            found.append(past_its_best(rows, judged))
+    if simulated:
+        found.append(lower_unfollowed(rows, task, x, y, tuned))
     return [line for line in found if line]
 
 
@@ -55,7 +64,12 @@ def advice_on_data(experiment: Experiment) -> list[str]:
     return unscaled(experiment.engine.population) if isinstance(experiment.engine, SimulatedEngine) else []
 
 
-def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray) -> str:
+def is_tuned(algorithm: Algorithm) -> bool:
+    """Whether a step size of the algorithm can be changed: some measure theirs."""
+    return any(setting.decades for setting in settings(type(algorithm)).values())
+
+
+def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray, tuned: bool) -> str:
     """Whether x went nowhere: the most that its move can have changed f by is next to nothing, and ∇h is not used up.
 
     Methods that do not report the length of ∇h, such as FedAvg, are not judged.
@@ -66,17 +80,17 @@ def x_unmoved(rows: Rows, start: np.ndarray, end: np.ndarray) -> str:
     move, size = np.linalg.norm(end - start), np.linalg.norm(start) or np.sqrt(start.size)
     if max(norms) * move > FELT * _largest(rows, "upper_loss") or move > MOVED * size:
         return ""
-    return "x hardly moved. Multiply the step on x by ten until the run diverges, then divide it by three."
+    remedy = "Multiply the step on x by ten until the run diverges, then divide it by three." if tuned else "Make more rounds."
+    return f"x hardly moved. {remedy}"
 
 
-def loss_risen(rows: Rows) -> str:
+def loss_risen(rows: Rows, tuned: bool) -> str:
     """Whether f ends above its start."""
     if rows[-1]["upper_loss"] <= rows[0]["upper_loss"] + NOTICED * _largest(rows, "upper_loss"):
         return ""
-    return (
-        "The upper loss ends above its start. Unless y began better for f than g lets it be, divide the step on x by ten; "
-        "if that does not help, the steps on y and u too."
-    )
+    smaller = "divide the step on x by ten; if that does not help, the steps on y and u too."
+    remedy = smaller if tuned else f"see whether fewer rounds end lower, {ANOTHER}"
+    return f"The upper loss ends above its start. Unless y began better for f than g lets it be, {remedy}"
 
 
 def u_bounded(rows: Rows, algorithm: Algorithm) -> str:
@@ -90,15 +104,29 @@ def u_bounded(rows: Rows, algorithm: Algorithm) -> str:
     )
 
 
-def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array) -> str:
+def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array, tuned: bool) -> str:
     """Whether y is no better for g at the last x than y₀ would be."""
     at_start = float(task.evaluate(x, jnp.broadcast_to(task.y, y.shape))["lower_loss"])
     at_end = rows[-1]["lower_loss"]
     if not at_end > at_start - NOTICED * max(abs(at_start), abs(at_end)):
         return ""
+    steps = "Divide the step on x by ten, or multiply that on y by ten if y hardly moved."
+    remedy = steps if tuned else f"Standardise the columns of the rows, make more rounds, {ANOTHER}"
+    return f"The lower level is not followed: at the last x, y is no better for g than where it started. {remedy}"
+
+
+def past_its_best(rows: Rows, judged: Judged) -> str:
+    """Whether the task's headline has fallen well below its best while f did not rise."""
+    headline, sign = judged.headline, 1 if judged.better.get(judged.headline) == "higher" else -1
+    known = [(sign * row[headline], row["upper_loss"]) for row in rows if None not in (row[headline], row["upper_loss"])]
+    if not known or headline in LOSSES:
+        return ""
+    (first, _), (best, f_then), (last, f_now) = known[0], max(known), known[-1]
+    if last >= best - GIVEN_UP * (best - first) or f_now > f_then:
+        return ""
     return (
-        "The lower level is not followed: at the last x, y is no better for g than where it started. Divide the step "
-        "on x by ten, or multiply that on y by ten if y hardly moved."
+        f"{headline} was better earlier in the run, and the upper loss has not risen since: x is fitted to the few rows of f. "
+        "Make fewer rounds, or hold some of these rows out with keep_best, which ends with the round that is best on them."
     )
 
 

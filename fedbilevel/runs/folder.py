@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from fedbilevel.core.clients import PerClient
-from fedbilevel.core.problem import Tree
+from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.engines.arrivals import ARRIVALS
 from fedbilevel.errors import Diverged, FolderTaken, InputError
 from fedbilevel.own_code import Hashes, confirmed, hashes
@@ -385,7 +385,8 @@ class RunFolder:
             self._finish({"status": "diverged", "reason": str(error), **said}, identity)
             raise
         self._write_checkpoint(moment, end, experiment, run, identity, rows, digest.hexdigest())
-        warnings = [*advice_on_run(experiment, self.rows(), moment.state), *advice_on_data(experiment)]
+        judged = None if self.headline in LOSSES else self.configuration.task_class()
+        warnings = [*advice_on_run(experiment, self.rows(), moment.state, judged), *advice_on_data(experiment)]
         said = {"caveats": [*experiment.caveats(), *end.notes()], "warnings": warnings}
         self._finish({"status": "finished", **said, **moment.row(), **end.result()}, identity)
 
