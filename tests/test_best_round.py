@@ -14,9 +14,12 @@ from killing import kill_after_rows
 from test_reproductions import table_plan
 
 import fedbilevel as fb
+from fedbilevel.aggregations import configured
+from fedbilevel.core.aggregation import Mean
 from fedbilevel.registry import chosen
 from fedbilevel.report.curves import curves
 from fedbilevel.report.table import compared
+from fedbilevel.runs.best_round import keeps_best
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
@@ -111,8 +114,8 @@ def test_the_end_is_the_best_recorded_round_to_the_bit(file, tmp_path):
     best = executed(tmp_path / "best", described(file, keep_best=True))
     rows, result = best.rows(), json.loads((best.path / "result.json").read_text())
     (metric,) = {"validation_distance", "validation_closeness"} & rows[0].keys()
-    values = {row["rounds"]: row[metric] for row in rows}
-    expected = (min if metric == "validation_distance" else max)(values, key=values.get)
+    averages = [np.mean([row[metric] for row in rows[max(0, k - 2) : k + 1]]) for k in range(len(rows))]
+    expected = rows[np.argmin(averages) if metric == "validation_distance" else np.argmax(averages)]["rounds"]
     assert 0 < expected < 60 == rows[-1]["rounds"] == result["rounds"] and result["best_round"] == expected
     until = executed(tmp_path / "until", described(file, validation=True, rounds=expected))
     np.testing.assert_array_equal(best.x(), until.x())
@@ -176,13 +179,67 @@ def solved(**given):
 def test_solve_ends_with_the_best_round_with_and_without_a_folder(tmp_path):
     best = solved(keep_best=True, algorithm="fedbio-local")  # each client has its own y
     values = [row["validation_loss"] for row in best.history]
-    assert best.history[-1]["rounds"] >= 40 and best.best_round == best.history[np.argmin(values)]["rounds"]
+    averages = [np.mean(values[max(0, k - 2) : k + 1]) for k in range(len(values))]
+    assert best.history[-1]["rounds"] >= 40 and best.best_round == best.history[np.argmin(averages)]["rounds"]
     recorded = solved(keep_best=True, algorithm="fedbio-local", out=tmp_path / "run")
     best.save(tmp_path / "best.npz")
     for again in (recorded, fb.load(tmp_path / "run"), fb.load(tmp_path / "best.npz")):
         jax.tree.map(np.testing.assert_array_equal, (again.x, again.y), (best.x, best.y))
         assert again.best_round == best.best_round
     assert f"after {best.best_round} rounds, the best on held-out rows: upper_loss" in repr(best)
+
+
+def weighted_rows(see_x=0.0, **given):
+    """Logistic regression with a weight for each of 120 training rows, half of them mislabelled, and 60 rows for f."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((180, 5))
+    labels = np.sign(features[:, 0])
+
+    def f(x, y, rows):
+        return jnp.mean(jax.nn.softplus(-rows["label"] * (rows["features"] @ y))) + see_x * jnp.mean(x**2)
+
+    def g(x, y, rows):
+        losses = jax.nn.softplus(-rows["label"] * (rows["features"] @ y))
+        return jnp.mean(jax.nn.sigmoid(x[rows["place"]]) * losses) + 1e-3 * jnp.sum(y**2)
+
+    noisy = np.where(rng.random(180) < 0.5, -labels, labels)
+    lower = [dict(features=features[p], label=noisy[p], place=p) for p in np.split(np.arange(120), 3)]
+    upper = [dict(features=features[p], label=labels[p]) for p in np.split(np.arange(120, 180), 3)]
+    return fb.solve(f, g, jnp.zeros(120), jnp.zeros(5), lower=lower, upper=upper, **{"rounds": 20} | given)
+
+
+def test_more_hyperparameters_than_rows_of_f_keep_the_best_round_where_no_algorithm_is_named():
+    assert weighted_rows().best_round is not None
+    for given in (
+        dict(keep_best=False),
+        dict(algorithm="fedpace"),
+        dict(see_x=1e-3),  # x is more than hyperparameters
+    ):
+        assert weighted_rows(**given).best_round is None, given
+
+
+def test_the_command_says_that_rows_are_held_out_unasked(run, tmp_path):
+    words = "run", "data-cleaning", "--rounds", "4", "--every", "1", "--out"
+    _, *said = run(*words, tmp_path / "unasked")
+    assert "one row in five is held out to choose the round (--no-keep-best)" in " ".join("".join(said).split())
+    _, *said = run(*words, tmp_path / "refused", "--no-keep-best")
+    assert "held out" not in "".join(said)
+    kept = [RunFolder(tmp_path / name / "fedpace").configuration.options.keep_best for name in ("unasked", "refused")]
+    assert kept == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("task", "kept"), [("data-cleaning", True), ("hyper-representation", False), ("few-shot", False), ("regularisation", False)]
+)
+def test_which_tasks_keep_their_best_round_unasked(task, kept):
+    configuration = Configuration.resolve(
+        task, {}, "fedpace-local" if task == "few-shot" else "fedpace", {}, RunOptions(rounds=3)
+    )
+    built, judged = configuration.built_task(), configuration.task_class()
+    assert keeps_best(built, judged, Mean(), private=False) == kept
+    assert not keeps_best(built, judged, Mean(), private=True)
+    assert not keeps_best(built, judged, configured("private-mean(epsilon=8)"), private=False)
+    assert not keeps_best(built, judged, configured("buffered"), private=False)
 
 
 def test_a_metric_that_never_changes_keeps_the_earliest_round():

@@ -131,10 +131,12 @@ Arrivals = Annotated[
     ),
 ]
 KeepBest = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--keep-best",
-        help="End with the recorded round that is best on one in five of each client's upper rows, held out of the losses.",
+        "--keep-best/--no-keep-best",
+        help="End with the recorded round that is best on one in five of each client's upper rows, held out of the losses. "
+        "Unless given, only where no algorithm is named and x may be fitted to few rows.",
+        show_default=False,
     ),
 ]
 RankBy = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -107,7 +108,7 @@ def run(
     delta: Delta = None,
     set_privacy: PrivacySettings = None,
     arrivals: Arrivals = "",
-    keep_best: KeepBest = False,
+    keep_best: KeepBest = None,
     data: Data = "",
     federation: Annotated[
         Path | None, typer.Option(help="Folder of a federation whose sites act as the clients.", metavar="DIR")
@@ -121,6 +122,7 @@ def run(
 ) -> None:
     """Run algorithms on a task, each with the same budget, and compare them."""
     from fedbilevel.engines.arrivals import located
+    from fedbilevel.runs.best_round import keeps_best
     from fedbilevel.runs.configuration import Configuration
     from fedbilevel.runs.options import RunOptions
 
@@ -141,7 +143,7 @@ def run(
         attack=attack,
         privacy=privacy(epsilon, delta, set_privacy),
         arrivals=located(arrivals),
-        keep_best=keep_best,
+        keep_best=bool(keep_best),
     )
     file = Settings.read(settings, task)
     knobs: dict[str, Any] = {**file.knobs, **assignments("--knob", knob)}
@@ -154,6 +156,11 @@ def run(
     if not algorithms:
         built = Configuration.resolve(task, knobs, DEFAULTS["global"], {}, options, **place).built_task(elsewhere)
         algorithms = [built.default_algorithm]
+        if keep_best is None and federation is None:
+            judged = find(TASKS, "task", task).load()
+            options = replace(options, keep_best=keeps_best(built, judged, options.aggregation(), bool(options.privacy)))
+            if options.keep_best:
+                say_note("x has more entries than f has rows: one row in five is held out to choose the round (--no-keep-best)")
     hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
     file.say_if_unused(settings, algorithms)

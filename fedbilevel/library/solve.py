@@ -8,13 +8,13 @@ from typing import Any
 
 from jax import Array
 
-from fedbilevel.aggregations import AGGREGATIONS, parts, written
+from fedbilevel.aggregations import AGGREGATIONS, configured, parts, written
 from fedbilevel.algorithms import ALGORITHMS, DEFAULTS
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
-from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.aggregation import Aggregation, require_aggregation
 from fedbilevel.core.participation import Participation
 from fedbilevel.core.privacy import RowPrivacy
-from fedbilevel.core.problem import LOSSES, Loss, Tree
+from fedbilevel.core.problem import Loss, Tree
 from fedbilevel.core.sets import EVERYWHERE, ConvexSet
 from fedbilevel.errors import InputError, require, warn
 from fedbilevel.library.paths import path_of
@@ -23,7 +23,7 @@ from fedbilevel.library.solution import Solution
 from fedbilevel.own_code import is_unnamed, label
 from fedbilevel.registry import chosen, find
 from fedbilevel.runs.advice import advice_on_data, advice_on_run
-from fedbilevel.runs.best_round import EndPoint
+from fedbilevel.runs.best_round import EndPoint, headline_of, keeps_best
 from fedbilevel.runs.experiment import Snapshot
 from fedbilevel.runs.options import privacy_text
 from fedbilevel.runs.simulation import simulation
@@ -60,7 +60,7 @@ def solve(
     attack: str = "",
     privacy: RowPrivacy | None = None,
     arrivals: str = "",
-    keep_best: bool = False,
+    keep_best: bool | None = None,
     observe: Callable[[Snapshot], None] | None = None,
     out: str | Path | None = None,
 ) -> Solution:
@@ -101,7 +101,8 @@ def solve(
         arrivals: when answers come, where the aggregation does not wait for all: `"lognormal:1"`, or a recorded file.
         keep_best: hold one in five of each client's upper rows out of the losses, and take x and y from the recorded round
             that is best on these, rather than from the last; `Solution.best_round` says which. A task that is declared has
-            its own headline there, if that is a mean over rows, and others f.
+            its own headline there, if that is a mean over rows, and others f. Unless given, this is done where no algorithm is
+            named and x has more entries than f has rows, none of which f sees but through y: then x can fit these rows.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).
@@ -112,6 +113,7 @@ def solve(
         InputError: something given cannot be used.
         Diverged: the iterates stopped being finite, or a loss went above its bound.
     """
+    unnamed = algorithm is None
     if algorithm is None:
         algorithm = f.default_algorithm if isinstance(f, Task) else DEFAULTS["global"]
     if isinstance(algorithm, str):
@@ -138,8 +140,11 @@ def solve(
         lower_level = type(algorithm).lower_level
         task = Task.of(f, x_set=x_set, y_set=y_set, lower_level=lower_level, **given)
     judged = task.declared.settings if task.declared else None
+    if keep_best is None:
+        how = configured(aggregation) if isinstance(aggregation, str) else require_aggregation(aggregation)
+        keep_best = unnamed and keeps_best(task, judged, how, privacy is not None)
     if keep_best:
-        task = with_validation(task, *((judged.headline, judged.better) if judged else (LOSSES[0], {})))
+        task = with_validation(task, *headline_of(judged))
     experiment = simulation(
         task,
         algorithm,

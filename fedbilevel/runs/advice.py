@@ -21,7 +21,7 @@ from fedbilevel.core.sets import EVERYWHERE
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.runs.experiment import Experiment
 from fedbilevel.settings import settings
-from fedbilevel.tasks.base import Task, TaskSettings
+from fedbilevel.tasks.base import Judged, Task
 
 FEWEST_STEPS = 20  # fewer say nothing about where a run goes
 FELT = 2e-3  # of f: suited steps on x give at least 15 times that, steps a hundred times too small a third of it
@@ -34,7 +34,6 @@ GIVEN_UP = 0.05  # of what the headline had gained
 LOOKED_AT = 1000  # rows
 ANOTHER = "or tune an algorithm with step sizes."
 Rows = Sequence[Mapping[str, Any]]  # of metrics
-Judged = TaskSettings | type[TaskSettings]
 
 
 def advice_on_run(experiment: Experiment, rows: Rows, state: Any, judged: Judged | None = None) -> list[str]:
@@ -52,8 +51,8 @@ def advice_on_run(experiment: Experiment, rows: Rows, state: Any, judged: Judged
     simulated = isinstance(experiment.engine, SimulatedEngine)
     if not np.array_equal(start, end):  # otherwise f is not what the method descends
         found.append(loss_risen(rows, tuned))
-        if simulated and judged and not experiment.options.keep_best:
-            found.append(past_its_best(rows, judged))
+        if judged and not experiment.options.keep_best:
+            found.append(past_its_best(rows, judged, simulated))
     if simulated:
         found.append(lower_unfollowed(rows, task, x, y, tuned))
     return [line for line in found if line]
@@ -115,19 +114,23 @@ def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array, tuned: bool) ->
     return f"The lower level is not followed: at the last x, y is no better for g than where it started. {remedy}"
 
 
-def past_its_best(rows: Rows, judged: Judged) -> str:
+def past_its_best(rows: Rows, judged: Judged, simulated: bool) -> str:
     """Whether the task's headline has fallen well below its best while f did not rise."""
     headline, sign = judged.headline, 1 if judged.better.get(judged.headline) == "higher" else -1
-    known = [(sign * row[headline], row["upper_loss"]) for row in rows if None not in (row[headline], row["upper_loss"])]
+    both = [(row.get(headline), row["upper_loss"]) for row in rows]  # a federation may not know the headline
+    known = [(sign * value, loss) for value, loss in both if value is not None and loss is not None]
     if not known or headline in LOSSES:
         return ""
     (first, _), (best, f_then), (last, f_now) = known[0], max(known), known[-1]
     if last >= best - GIVEN_UP * (best - first) or f_now > f_then:
         return ""
-    return (
-        f"{headline} was better earlier in the run, and the upper loss has not risen since: x is fitted to the few rows of f. "
-        "Make fewer rounds, or hold some of these rows out with keep_best, which ends with the round that is best on them."
+    kept = (
+        ", or hold some of these rows out with keep_best, which ends with the round that is best on them" if simulated else ""
     )
+    found = (
+        f"{headline} was better earlier in the run, and the upper loss has not risen since: x is fitted to the few rows of f."
+    )
+    return f"{found} Make fewer rounds{kept}."
 
 
 def unscaled(population: Population) -> list[str]:

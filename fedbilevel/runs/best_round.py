@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fedbilevel.aggregations.private import PrivateClients
 from fedbilevel.algorithms import called
-from fedbilevel.core.problem import Tree
+from fedbilevel.core.aggregation import Aggregation
+from fedbilevel.core.curvature import probe
+from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.errors import InputError
 from fedbilevel.runs.experiment import Experiment, Snapshot
+from fedbilevel.tasks.base import Better, Judged, Task
+from fedbilevel.tasks.validation import criterion
+
+AVERAGED = 3  # recorded rounds
 
 
 @dataclass(frozen=True)
@@ -27,21 +35,27 @@ class BestRound:
 class EndPoint:
     """The x and y that a run would end with now; it is shown one moment of the run after another.
 
-    Of rounds that are equally good, the earliest is the best; a metric that is not finite is worse than any number.
+    A round is as good as the metric is on average over it and the two recorded before it, since held-out rows are few. Of
+    rounds that are equally good, the earliest is the best; a metric that is not finite is worse than any number.
     """
 
-    def __init__(self, experiment: Experiment, best: BestRound | None = None):
+    def __init__(self, experiment: Experiment, best: BestRound | None = None, rows: Iterable[Mapping[str, Any]] = ()):
+        """`rows` of metrics are those until now, where a run goes on, and `best` is the best of them."""
         self._experiment, self.best = experiment, best
         self._last: Snapshot | None = None
+        self._metric: dict[int, float] = {}  # by recorded round; higher is better
+        if experiment.options.keep_best:
+            self._metric = {row["rounds"]: self._goodness(row) for row in rows}
 
     def note(self, moment: Snapshot) -> None:
         """Take this moment into account."""
         self._last = moment
         if self._experiment.options.keep_best and moment.metrics is not None:
-            numbers = {**moment.metrics, **moment.reported}
-            if self.best is None or self._goodness(numbers) > self._goodness(self.best.numbers):
+            round, numbers = moment.totals.rounds, {**moment.metrics, **moment.reported}
+            self._metric[round] = self._goodness(numbers)
+            if self.best is None or self._recent(round) > self._recent(self.best.round):
                 x, y = map(np.asarray, self._experiment.engine.point(moment.state))
-                self.best = BestRound(moment.totals.rounds, x, y, numbers)
+                self.best = BestRound(round, x, y, numbers)
 
     def arrays(self) -> tuple[Any, Any]:
         """x and y, with a row per client where each has its own; `PerClient` where clients keep theirs."""
@@ -70,10 +84,35 @@ class EndPoint:
         name = called(self._experiment.algorithm)
         return [f"{name}: x, y and the metrics in the table are those of round {self.best.round}, the best on held-out rows."]
 
+    def _recent(self, round: int) -> float:
+        """The average of the metric over a recorded round and those before it."""
+        until = list(self._metric).index(round) + 1
+        return statistics.mean(list(self._metric.values())[max(0, until - AVERAGED) : until])
+
     def _goodness(self, numbers: Mapping[str, float | None]) -> float:
         name, higher = _criterion(self._experiment)
         value = numbers[name]
         return -np.inf if value is None else value if higher else -value
+
+
+def may_overfit(task: Task) -> bool:
+    """Whether x is hyperparameters alone, which f knows through y, and more of them than f has rows, which x can then fit."""
+    if task.own_x or task.x.size <= int(np.sum(task.population.upper.size)):
+        return False
+    x, y = (at + probe(at) for at in (task.x, task.y))  # at the start itself, derivatives may be zero by chance
+    return not bool(task.population.problem.fx(x, y, task.population.some_rows()).any())
+
+
+def keeps_best(task: Task, judged: Judged | None, rule: Aggregation, private: bool) -> bool:
+    """Whether a run ends with its best round if nobody says: where the last may be overfitted, and rows can be held out."""
+    if private or rule.buffers or isinstance(rule, PrivateClients) or not may_overfit(task):
+        return False
+    return criterion(task, *headline_of(judged)).loss is not None
+
+
+def headline_of(judged: Judged | None) -> tuple[str, Better]:
+    """The metric by which a task is judged, and which values of its metrics are better; f's loss where nothing is known."""
+    return (judged.headline, judged.better) if judged else (LOSSES[0], {})
 
 
 def _criterion(experiment: Experiment) -> tuple[str, bool]:

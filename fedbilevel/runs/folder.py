@@ -359,7 +359,7 @@ class RunFolder:
         try:
             stored = self._stored()
             start, kept = (self._restored(stored, experiment), self._rows_until(stored)) if stored else (None, [])
-            end = EndPoint(experiment, stored.best if stored else None)
+            end = EndPoint(experiment, stored.best if stored else None, kept)
             lines = _lines(kept)
             write_atomically(self.path / "metrics.jsonl", lines)
             rows, last_row, saved = len(kept), kept[-1]["step"] if kept else None, time.monotonic()

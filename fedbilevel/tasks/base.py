@@ -309,6 +309,9 @@ class TaskSettings(Protocol):
         """The task; `data` is the folder of data sets that are not bundled."""
 
 
+Judged = TaskSettings | type[TaskSettings]  # what knows a task's headline
+
+
 def unusable(metric: object, why: str) -> InputError:
     """The error of a metric that a run cannot have."""
     return InputError(f"the metric {metric!r} must be one number under a name of its own: {why}")
