@@ -48,6 +48,7 @@ from fedbilevel.runs.rows import Row, row_check, with_bytes
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.stored_trees import Stored, encoded, read_trees
 from fedbilevel.runs.versions import versions_here
+from fedbilevel.tasks.base import Judged, Task
 from fedbilevel.tasks.data.preprocessing import Preprocessing
 from fedbilevel.user_files import naming, read_array, read_json, read_json_lines
 
@@ -385,10 +386,16 @@ class RunFolder:
             self._finish({"status": "diverged", "reason": str(error), **said}, identity)
             raise
         self._write_checkpoint(moment, end, experiment, run, identity, rows, digest.hexdigest())
-        judged = None if self.headline in LOSSES else self.configuration.task_class()
+        judged = self._judged(experiment.task)
         warnings = [*advice_on_run(experiment, self.rows(), moment.state, judged), *advice_on_data(experiment)]
         said = {"caveats": [*experiment.caveats(), *end.notes()], "warnings": warnings}
         self._finish({"status": "finished", **said, **moment.row(), **end.result()}, identity)
+
+    def _judged(self, task: Task) -> Judged | None:
+        """What knows the headline of the task, which was perhaps built where no configuration describes it."""
+        if task.declared is not None:
+            return task.declared.settings
+        return None if self.headline in LOSSES else self.configuration.task_class()
 
     def _keep(self, preprocessing: Preprocessing | None) -> None:
         """Write the preprocessing beside the run; `InputError` if the run began with another."""
