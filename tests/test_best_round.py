@@ -189,10 +189,10 @@ def test_solve_ends_with_the_best_round_with_and_without_a_folder(tmp_path):
     assert f"after {best.best_round} rounds, the best on held-out rows: upper_loss" in repr(best)
 
 
-def weighted_rows(see_x=0.0, **given):
-    """Logistic regression with a weight for each of 120 training rows, half of them mislabelled, and 60 rows for f."""
+def weighted_rows(see_x=0.0, clean=60, **given):
+    """Logistic regression with a weight for each of 120 training rows, half of them mislabelled, and clean rows for f."""
     rng = np.random.default_rng(0)
-    features = rng.standard_normal((180, 5))
+    features = rng.standard_normal((120 + clean, 5))
     labels = np.sign(features[:, 0])
 
     def f(x, y, rows):
@@ -202,15 +202,17 @@ def weighted_rows(see_x=0.0, **given):
         losses = jax.nn.softplus(-rows["label"] * (rows["features"] @ y))
         return jnp.mean(jax.nn.sigmoid(x[rows["place"]]) * losses) + 1e-3 * jnp.sum(y**2)
 
-    noisy = np.where(rng.random(180) < 0.5, -labels, labels)
+    noisy = np.where(rng.random(120 + clean) < 0.5, -labels, labels)
     lower = [dict(features=features[p], label=noisy[p], place=p) for p in np.split(np.arange(120), 3)]
-    upper = [dict(features=features[p], label=labels[p]) for p in np.split(np.arange(120, 180), 3)]
+    upper = [dict(features=features[p], label=labels[p]) for p in np.split(np.arange(120, 120 + clean), 3)]
     return fb.solve(f, g, jnp.zeros(120), jnp.zeros(5), lower=lower, upper=upper, **{"rounds": 20} | given)
 
 
-def test_more_hyperparameters_than_rows_of_f_keep_the_best_round_where_no_algorithm_is_named():
+def test_many_hyperparameters_for_the_rows_of_f_keep_the_best_round_where_no_algorithm_is_named():
     assert weighted_rows().best_round is not None
+    assert weighted_rows(clean=5 * 120 - 3).best_round is not None
     for given in (
+        dict(clean=5 * 120),
         dict(keep_best=False),
         dict(algorithm="fedpace"),
         dict(see_x=1e-3),  # x is more than hyperparameters

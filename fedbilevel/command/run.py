@@ -160,7 +160,7 @@ def run(
             judged = find(TASKS, "task", task).load()
             options = replace(options, keep_best=keeps_best(built, judged, options.aggregation(), bool(options.privacy)))
             if options.keep_best:
-                say_note("x has more entries than f has rows: one row in five is held out to choose the round (--no-keep-best)")
+                say_note("x has many entries for f's rows: one row in five is held out to choose the round (--no-keep-best)")
     hyperparameters = {name: {**file.of(name), **given} for name, given in by_algorithm(algorithms, set_).items()}
     resolved = [Configuration.resolve(task, knobs, name, values, options, **place) for name, values in hyperparameters.items()]
     file.say_if_unused(settings, algorithms)

@@ -102,7 +102,7 @@ def solve(
         keep_best: hold one in five of each client's upper rows out of the losses, and take x and y from the recorded round
             that is best on these, rather than from the last; `Solution.best_round` says which. A task that is declared has
             its own headline there, if that is a mean over rows, and others f. Unless given, this is done where no algorithm is
-            named and x has more entries than f has rows, none of which f sees but through y: then x can fit these rows.
+            named and x, which f sees through y alone, has more entries than a fifth of f's rows: then x can fit these rows.
         observe: called with every snapshot of the run, about four times a second.
         out: a new folder to record the run in, as the command does, with its progress shown meanwhile. Ctrl-C leaves what is
             done. `resume` continues the run of a `Task` that a function in a file declares (`@fedbilevel.task`).

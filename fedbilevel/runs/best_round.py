@@ -17,7 +17,7 @@ from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.errors import InputError
 from fedbilevel.runs.experiment import Experiment, Snapshot
 from fedbilevel.tasks.base import Better, Judged, Task
-from fedbilevel.tasks.validation import criterion
+from fedbilevel.tasks.validation import SHARE, criterion
 
 AVERAGED = 3  # recorded rounds
 
@@ -96,8 +96,8 @@ class EndPoint:
 
 
 def may_overfit(task: Task) -> bool:
-    """Whether x is hyperparameters alone, which f knows through y, and more of them than f has rows, which x can then fit."""
-    if task.own_x or task.x.size <= int(np.sum(task.population.upper.size)):
+    """Whether x can fit f's rows: it is hyperparameters alone, which f knows through y, and more than a fifth as many."""
+    if task.own_x or SHARE * task.x.size <= int(np.sum(task.population.upper.size)):
         return False
     x, y = (at + probe(at) for at in (task.x, task.y))  # at the start itself, derivatives may be zero by chance
     return not bool(task.population.problem.fx(x, y, task.population.some_rows()).any())
