@@ -156,3 +156,39 @@ def test_a_server_cannot_have_a_site_compute_without_end(algorithm, policy, line
             return policy.agree_work(algorithm, task.population, shapes)
         with pytest.raises(InputError, match=line):
             policy.agree_work(algorithm, task.population, shapes)
+
+
+OWN_X = """
+import numpy as np
+
+import fedbilevel as fb
+
+
+@fb.task
+def weights(data: str = "") -> fb.Task:
+    f = lambda x, y, rows: ((rows - y) ** 2).mean()
+    g = lambda x, y, rows: (x**2 * (rows - y) ** 2).mean()
+    return fb.Task.of(f, g, np.ones(5), np.zeros(1), lower=[np.arange(5.0).reshape(5, 1)] * 2, own_x=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "line"),
+    [
+        ("weights", "fedbio", "FedBiO is for an x that all clients share, but the task has an x per client"),
+        ("quadratic", "fedpace-own", "FedPaceOwn is for an x per client, but the task has an x that all clients share"),
+        ("quadratic", "fedbio-local", "FedBiOLocal is for a local lower level, but the task has a global one"),
+    ],
+)
+def test_a_server_cannot_begin_an_algorithm_that_is_for_another_kind_of_task(own_site, tmp_path, task, algorithm, line):
+    """One for a shared x would send what it computes with the x that each site keeps."""
+    file = tmp_path / "weights.py"
+    file.write_text(OWN_X)
+    sha256, own = sha256_of(file.read_bytes()), task == "weights"
+    text = f'task = "{task}"\nloader = "share"\n[trusted]\n"{file}" = "{sha256}"\n'
+    (tmp_path / "local" / "site.toml").write_text(text)
+    run = BeginMessage(task, {}, algorithm, {}, "float64", "ab", number=0, weight=1.0, names=("a", "b"))
+    done, kind, said = own_site.begin(dataclasses.replace(run, code={"task": sha256} if own else {}).encoded())
+    assert (done, kind) == (False, "refused") and said.startswith(line)
+    suited = {"weights": "fedpace-own"}.get(task, "fedpace")
+    assert own_site.begin(dataclasses.replace(run, algorithm=suited, code={"task": sha256} if own else {}).encoded())[0]

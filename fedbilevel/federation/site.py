@@ -162,6 +162,7 @@ class Site:
         with memory_ceiling(own.policy.memory * 1e9):
             with _unsaid():
                 task, population = own.load(settings, run.number, run.sites, run.fit)
+            task.require_kind(algorithm)
             own.policy.agree_rows(population)
             population = dataclasses.replace(population, privacy=privacy)
             if privacy is not None:

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import Array
 
-from fedbilevel.algorithms import ALGORITHMS, called
+from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.clients import PerClient, server_floats
 from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.core.randomness import fold_in
-from fedbilevel.core.sets import UNCONSTRAINED
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
 from fedbilevel.errors import Diverged, InputError, NotFinite
@@ -69,23 +68,7 @@ class Experiment:
     def __post_init__(self) -> None:
         task, kind = self.task, type(self.algorithm)
         require_algorithm(self.algorithm)
-        if kind.lower_level != task.lower_level:
-            suited = [name for name, entry in ALGORITHMS.bundled.items() if entry.load().lower_level == task.lower_level]
-            raise InputError(
-                f"{called(self.algorithm)} is for a {kind.lower_level} lower level, but the task has a {task.lower_level} one: "
-                f"choose one of {', '.join(suited)}"
-            )
-        if kind.own_x != task.own_x:
-            held = "an x that all clients share", "an x per client"
-            raise InputError(
-                f"{called(self.algorithm)} is for {held[kind.own_x]}, but the task has {held[task.own_x]}: choose "
-                f"{task.default_algorithm}"
-            )
-        if task.population.problem.sets != UNCONSTRAINED and not kind.constrained:
-            raise InputError(
-                f"{called(self.algorithm)} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
-                "or drop the constraints"
-            )
+        task.require_kind(self.algorithm)
         self.engine.require(task, self.algorithm)
         if self.options.keep_best and task.own_x:
             raise InputError("keep_best is for an x that all clients share, and here each has its own: leave it out")

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedbilevel.algorithms import DEFAULTS
+from fedbilevel.algorithms import ALGORITHMS, DEFAULTS, called
+from fedbilevel.algorithms.base import Algorithm
 from fedbilevel.core import ground_truth
 from fedbilevel.core.client_lists import one_per_client
 from fedbilevel.core.population import Population, Shards
 from fedbilevel.core.problem import Loss, LowerLevel, Tree, from_trees, mean_loss
-from fedbilevel.core.sets import EVERYWHERE, ConvexSet, Sets
+from fedbilevel.core.sets import EVERYWHERE, UNCONSTRAINED, ConvexSet, Sets
 from fedbilevel.errors import InputError, computing, require
 from fedbilevel.tasks.data.columns import Columns
 from fedbilevel.tasks.data.preprocessing import Preprocessing
@@ -282,6 +283,27 @@ class Task:
     def default_algorithm(self) -> str:
         """The name of the algorithm for those who name none."""
         return DEFAULTS["own x" if self.own_x else self.lower_level]
+
+    def require_kind(self, algorithm: Algorithm) -> None:
+        """Raise `InputError` unless the algorithm is for tasks of this kind."""
+        kind = type(algorithm)
+        if kind.lower_level != self.lower_level:
+            suited = [name for name, entry in ALGORITHMS.bundled.items() if entry.load().lower_level == self.lower_level]
+            raise InputError(
+                f"{called(algorithm)} is for a {kind.lower_level} lower level, but the task has a {self.lower_level} one: "
+                f"choose one of {', '.join(suited)}"
+            )
+        if kind.own_x != self.own_x:
+            held = "an x that all clients share", "an x per client"
+            raise InputError(
+                f"{called(algorithm)} is for {held[kind.own_x]}, but the task has {held[self.own_x]}: choose "
+                f"{self.default_algorithm}"
+            )
+        if self.population.problem.sets != UNCONSTRAINED and not kind.constrained:
+            raise InputError(
+                f"{called(algorithm)} does not keep x and y in given sets: choose an algorithm that projects (MeFBO), "
+                "or drop the constraints"
+            )
 
     def _names(self, of: Metrics) -> list[str]:
         return list(jax.eval_shape(of, *jax.eval_shape(lambda: self.start)))
