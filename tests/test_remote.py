@@ -21,7 +21,7 @@ from fedbilevel.engines import client_runtime, kept_values, wire
 from fedbilevel.engines.deployed_clients import DeployedClients, DeployedCohort
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.kept_values import MOST_KEPT
-from fedbilevel.engines.messages import Call, Encode, Evaluate, Kept, Part, Request, Save, Saved, Store
+from fedbilevel.engines.messages import Call, Encode, Encoded, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.errors import Diverged, InputError, NotFinite
 from fedbilevel.federation.site_store import RUNS, DiskStore
@@ -517,6 +517,36 @@ def test_a_client_encodes_only_changes_of_its_answers_own_shape(around, memory, 
     runtimes[0].answer(wire.encode(Request(Encode(call, [1], None, key, 1), True, [])))
     with pytest.raises(InputError, match=f"{wrong} has another shape than the answer: refused"):
         runtimes[0].answer(wire.encode(Request(Encode(call, around(task), memory(task), key, 1), True, [])))
+
+
+@pytest.mark.parametrize(
+    ("rule", "message", "shape"),
+    [
+        ("mean", np.ones(1), [10**6]),
+        ("quantized", [np.ones(9, np.int8), np.ones(1)], [9]),  # of sums of clients' answers alone
+        ("quantized(down=8)", [np.ones(1, np.int8), np.ones(1)], [10**6]),
+        ("quantized(down=8)", [np.ones(64, np.int8), np.ones(2)], [64]),
+        ("quantized(down=8)", [np.ones((9, 9, 9), np.int8), np.ones(1)], [9]),
+        ("quantized(down=4)", [np.ones(5, np.int8), np.ones(1)], [9]),  # not unsigned
+        ("quantized(down=4)", np.ones(9), [9]),
+    ],
+)
+def test_a_client_decodes_only_what_the_aggregation_encodes(rule, message, shape):
+    task = Quadratic(clients=2, x_dimension=9).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), None, configured(rule))
+    with pytest.raises(InputError, match="an array is not encoded as the run's aggregation does: refused"):
+        runtimes[0].answer(wire.encode(Request([Encoded(message, shape, "float64")], False, [])))
+
+
+def test_what_a_request_has_decoded_is_bounded_as_a_whole(monkeypatch):
+    monkeypatch.setattr(kept_values, "MOST_BYTES", 0)
+    monkeypatch.setattr(kept_values, "MOST_TIMES", 1)
+    task, rule = Quadratic(clients=2, x_dimension=90).build(), configured("quantized(down=8)")
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), None, rule)
+    one = Encoded(rule.encode_sent(task.x), [90], "float64")
+    runtimes[0].answer(wire.encode(Request([one], False, [])))
+    with pytest.raises(InputError, match="values here may take"):
+        runtimes[0].answer(wire.encode(Request([one] * 9, False, [])))
 
 
 def test_what_a_client_keeps_is_bounded_in_bytes_over_requests_and_on_its_disk(tmp_path, monkeypatch):

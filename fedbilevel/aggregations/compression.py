@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from fedbilevel.core.aggregation import Aggregation, aggregation, weighted_sum
@@ -80,7 +81,7 @@ class Quantized(Compressed):
     down: str = choice("none", "bits of a number that the server sends: 8, 4, or none to send it as it is", ("none", "8", "4"))
 
     def shrinks(self, value: Any) -> bool:
-        return self.down != "none" and jnp.issubdtype(jnp.result_type(value), jnp.floating) and jnp.size(value) > SMALL
+        return self.down != "none" and jnp.issubdtype(jnp.result_type(value), jnp.floating) and np.size(value) > SMALL
 
     def encode_sent(self, value: Array) -> tuple[Array, Array]:
         return self._whole(value.ravel(), self.down)

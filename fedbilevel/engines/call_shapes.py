@@ -148,6 +148,13 @@ def check_message(known: CallShapes, name: str, message: Tree, rule: Aggregation
         raise InputError(f"{name} was encoded as {given}, but here it is {' or '.join(map(str, wanted)) or 'nothing'}: refused")
 
 
+def check_sent(message: Tree, meant: jax.ShapeDtypeStruct, rule: Aggregation) -> None:
+    """Raise `InputError` unless this is the shape of the message that the rule makes of such an array of the server's."""
+    wanted = Shape.of(jax.eval_shape(rule.encode_sent, meant)) if rule.shrinks(meant) else None
+    if Shape.of(message) != wanted:
+        raise InputError("an array is not encoded as the run's aggregation does: refused")
+
+
 def check_like(what: str, value: Tree, answer: Tree) -> None:
     """Raise `InputError` unless a value has the shape of the answer that it is added to or subtracted from."""
     if Shape.of(value) != Shape.of(answer):

@@ -30,6 +30,7 @@ from fedbilevel.engines.call_shapes import (
     check_finite,
     check_held,
     check_like,
+    check_sent,
     largest_call,
 )
 from fedbilevel.engines.kept_values import MOST_KEPT, KeptValues, size
@@ -223,8 +224,10 @@ class ClientRuntime:
             return value
         if not _whole(value.shape) or min(value.shape, default=0) < 0 or value.dtype not in wire.KINDS:
             raise InputError("an encoded array has no usable shape: refused")
-        self._kept.require_room(8 * math.prod(value.shape))
-        return self._aggregation.decode_sent(value.message, jax.ShapeDtypeStruct(tuple(value.shape), value.dtype))
+        meant = jax.ShapeDtypeStruct(tuple(value.shape), value.dtype)
+        self._kept.count(8 * math.prod(meant.shape))
+        check_sent(value.message, meant, self._aggregation)
+        return self._aggregation.decode_sent(value.message, meant)
 
     def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
         if not is_client_function(getattr(self._algorithm, name, None)):

@@ -32,15 +32,19 @@ class KeptValues:
         """The value that a request has made, and from now on keep it, unless there is no number for it."""
         if slot is not None and len(self._values) >= MOST_KEPT and slot not in self._values:
             raise InputError(f"{MOST_KEPT} values are kept here already: refused")
-        if len(self._made) > MOST_KEPT:
-            raise InputError(f"a request makes more than {MOST_KEPT} values: refused")
-        self._made.append(size(value))
-        self.require_room(sum(self._made))
+        self.count(size(value))
         if slot is not None:
             sizes = self._sizes | {slot: self._made[-1]}
             self.require_room(sum(sizes.values()))
             self._values[slot], self._sizes = value, sizes
         return value
+
+    def count(self, made: int) -> None:
+        """Count a value of so many bytes that the present request makes; `InputError` if those are too many."""
+        if len(self._made) > MOST_KEPT:
+            raise InputError(f"a request makes more than {MOST_KEPT} values: refused")
+        self._made.append(made)
+        self.require_room(sum(self._made))
 
     def recall(self, slot: int) -> Tree:
         """The value kept under a number."""
