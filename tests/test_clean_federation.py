@@ -8,6 +8,7 @@ from real_federations import Running, command, free_port, rows
 from test_clean import WRONG, make_tables
 
 import fedbilevel as fb
+from fedbilevel.federation.site_store import RUNS
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -30,6 +31,8 @@ def test_lists_stay_at_their_sites(tmp_path):
     for site in WRONG:
         shutil.copy(tables / f"{site}.csv", kits / site / "patients.csv")
         (kits / site / "local" / "site.toml").write_text(TOML)
+        for earlier in range(20):
+            (kits / site / "clean" / str(earlier)).mkdir(parents=True)
     running = Running(kits, "server", *WRONG)
     try:
         running.await_sites()
@@ -45,6 +48,7 @@ def test_lists_stay_at_their_sites(tmp_path):
         np.testing.assert_allclose([a[name] for name in names], [b[name] for name in names], rtol=1e-3, atol=1e-5)
     for site in WRONG:
         (mine,) = (kits / site / "clean").glob("*/suspects.csv")
+        assert len(list((kits / site / "clean").iterdir())) == RUNS
         simulated = (tmp_path / "simulated" / "sites" / site / "suspects.csv").read_text().splitlines()
         assert [line.split(",")[:3] for line in mine.read_text().splitlines()] == [line.split(",")[:3] for line in simulated]
         assert (mine.parent / "page.html").exists() and len(simulated) == 1 + len(WRONG[site])

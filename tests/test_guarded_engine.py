@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.errors import InputError
-from fedbilevel.federation import compile_cache, guarded_engine, job_launchers, processes, sparse_log, supervise
+from fedbilevel.federation import compile_cache, guarded_engine, job_launchers, listener, processes, sparse_log, supervise
 from fedbilevel.federation.job_launchers import MOST_FOLDERS, SiteJobs, is_job_id, tidy
 from fedbilevel.federation.listener import Revoked
 from fedbilevel.federation.log_lines import MOST_CHARACTERS, PlainFormatter
@@ -214,3 +215,30 @@ def test_the_programs_that_a_kit_keeps_are_bounded_and_the_newest_stay(tmp_path,
         os.utime(tmp_path / "compiled" / f"{k}", (k, k))
     compile_cache.keep_compiled(tmp_path)
     assert {file.name for file in (tmp_path / "compiled").iterdir()} == {"3", "4"}
+
+
+def test_strangers_cannot_hide_that_a_second_process_uses_a_kit(monkeypatch, caplog):
+    class Connection(ssl.SSLSocket):
+        def __init__(self, refused):
+            self.refused = refused
+
+        def getpeercert(self, binary_form=False):
+            return None
+
+    class Server(listener.GuardedServer):
+        def __init__(self):
+            pass
+
+        def _refused(self, request):
+            return request.refused
+
+        def _hosts(self, name):
+            return ["10.0.0.1"]
+
+    monkeypatch.setattr(listener, "get_certificate_common_name", lambda certificate: "clinic")
+    monkeypatch.setattr(listener.tcp_driver.TcpStreamServer, "finish_request", lambda *given: None)
+    for _ in range(sparse_log.MOST_LINES + 50):
+        Server().finish_request(Connection("no certificate"), ("10.0.0.2", 1))
+    assert len(caplog.records) == sparse_log.MOST_LINES + 1
+    Server().finish_request(Connection(""), ("10.0.0.2", 1))
+    assert caplog.messages[-1] == "clinic connects from 10.0.0.2 and from 10.0.0.1: does a second process use its kit?"

@@ -255,6 +255,13 @@ def drawing(client, x):
     return jax.vmap(lambda k: client.problem.fx(x, x, client.batch(k)))(jnp.arange(3))
 
 
+def without_end(client, x):
+    def again(x, k):
+        return jax.lax.scan(lambda x, j: (client.problem.fx(x, x, client.batch(k * j)), None), x, jnp.arange(10**5))
+
+    return jax.lax.scan(again, x, jnp.arange(10**5))[0]
+
+
 @pytest.mark.parametrize(
     ("build", "line"),
     [
@@ -289,6 +296,7 @@ def drawing(client, x):
         ),
         (lambda: releases_of(varying, (jnp.zeros(3),), 0, False), "varying asks of a client's rows depends on numbers"),
         *((lambda of=of: releases_of(of, (jnp.zeros(3),), 0, False), "in jax.vmap") for of in (batched, chunked, drawing)),
+        (lambda: releases_of(without_end, (jnp.zeros(3),), 0, False), "without_end may take 100,000 operations, and here"),
         (lambda: population(noise=1.0).client(0, jax.random.key(0)).problem.upper_loss(*POINT, Batch(0, 0)), "f itself"),
         (lambda: RowPrivacy(epsilon=1, noise=1), "give either epsilon"),
         (lambda: RowPrivacy(noise=1e5), "noise must be a number above 0 and at most 10000; given: 100000"),

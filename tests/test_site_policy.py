@@ -74,9 +74,23 @@ def test_a_ceiling_ends_with_its_block():
     require_memory("the rows", 11, "give fewer")
 
 
-def test_a_policy_that_allows_nothing_is_refused(tmp_path):
-    (tmp_path / "site.toml").write_text('task = "quadratic"\nloader = "share"\n[policy]\nmemory = 0\n')
-    with pytest.raises(InputError, match="memory must be a number of gigabytes above 0"):
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        ("memory = 0", "memory must be a number of gigabytes above 0"),
+        ("memory = nan", "memory must be a number of gigabytes above 0"),
+        ("seconds = -1", "seconds must be a number of seconds above 0"),
+        ("at_least = -1", "at_least must be a whole number of at least 0; given: -1"),
+        ("least_rows = -100", "least_rows must be a whole number of at least 0; given: -100"),
+        ("least_batch_size = -2", "least_batch_size must be a whole number of at least 0; given: -2"),
+        ("colluding = -1", "colluding must be a whole number of at least 0; given: -1"),
+        ("at_least = 3\ncolluding = 3", "at_least must be above the 3 colluding; given: 3"),
+        ("at_least = 1\nepsilon = 8", "at_least must be above the 1 colluding; given: 1"),
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused(tmp_path, policy, line):
+    (tmp_path / "site.toml").write_text(f'task = "quadratic"\nloader = "share"\n[policy]\n{policy}\n')
+    with pytest.raises(InputError, match=f"policy: {line}"):
         SiteData.read(tmp_path / "site.toml")
 
 

@@ -23,6 +23,7 @@ from fedbilevel.core.problem import Batch, FiveBatches, Tree
 from fedbilevel.errors import InputError
 
 MARK = "release"  # the name of what stands for a derivative in a traced program
+MOST_OPERATIONS = 100_000  # of a call whose releases are counted, which takes about 0.1 ms for each
 
 
 class Release(NamedTuple):
@@ -120,13 +121,17 @@ def _counted(function: Callable[..., Tree], arguments: tuple, number: int, full_
         at.append(CountingClient(number, full_batches))
         return function(cast(Client, at[-1]), *args)
 
-    program = jax.make_jaxpr(call)(*arguments).jaxpr
+    program, name = jax.make_jaxpr(call)(*arguments).jaxpr, getattr(function, "__name__", "a client function")
+    if (operations := _operations(program)) > MOST_OPERATIONS:
+        raise InputError(
+            f"with privacy of rows a call of {name} may take {MOST_OPERATIONS:,} operations, and here it takes {operations:,}: "
+            "lower the hyperparameters that say how much clients compute"
+        )
     varies = any(_marked(inside) for inside in _varying(program))
     if not varies:
         with jax.ensure_compile_time_eval(), jax.disable_jit():
             call(*jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), arguments))
     if varies or at[-1].traced:
-        name = getattr(function, "__name__", "a client function")
         raise InputError(
             f"how much {name} asks of a client's rows depends on numbers, or it asks in jax.vmap, which privacy of rows does "
             "not allow: choose another algorithm"
@@ -147,6 +152,11 @@ def _varying(program: Any) -> Iterator[Any]:
 
 def _marked(program: Any) -> bool:
     return any(equation.params.get("name") == MARK or any(map(_marked, _inside(equation))) for equation in program.eqns)
+
+
+def _operations(program: Any) -> int:
+    """How many operations a traced program takes, those in loops as often as these go round."""
+    return sum(max(1, e.params.get("length", 1) * sum(map(_operations, _inside(e)))) for e in program.eqns)
 
 
 def _inside(equation: Any) -> Iterator[Any]:

@@ -23,7 +23,8 @@ from fedbilevel.federation.sparse_log import SparseLog
 
 HANDSHAKE_SECONDS = 10.0
 REVOKED = "disabled_clients.json"  # in which FLARE's server keeps them, in its kit
-refusals = SparseLog(logging.getLogger(__name__))
+logger = logging.getLogger(__name__)
+refusals, second_processes = SparseLog(logger), SparseLog(logger)  # apart: strangers cause those, and cannot hide these
 
 
 class GuardedServer(tcp_driver.TcpStreamServer):
@@ -44,7 +45,7 @@ class GuardedServer(tcp_driver.TcpStreamServer):
                 return
             name, host = get_certificate_common_name(request.getpeercert()), client_address[0]
             if others := {h for h in self._hosts(name) if h != host}:
-                refusals.warning(
+                second_processes.warning(
                     f"{name} connects from {host} and from {', '.join(others)}: does a second process use its kit?"
                 )
         super().finish_request(request, client_address)

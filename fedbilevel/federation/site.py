@@ -38,7 +38,7 @@ from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
 from fedbilevel.federation.site_data import SiteData
-from fedbilevel.federation.site_store import DiskStore
+from fedbilevel.federation.site_store import DiskStore, make_room
 from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.report.suspects import SiteRows
@@ -201,6 +201,7 @@ class Site:
         folder = self._kit / "clean" / run.identity
 
         def write(x: Array, y: Array) -> None:
+            make_room(folder)
             listed.write(folder, judged(x, task.y_tree(y), rows))
 
         return write

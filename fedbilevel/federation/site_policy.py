@@ -46,8 +46,11 @@ class SitePolicy:
                 raise InputError(f"policy: {name} must be a number of {unit} above 0; given: {getattr(self, name):g}")
         if self.epsilon is not None and not (self.epsilon > 0 and 0 < self.delta < 1):
             raise InputError(f"policy: epsilon must be above 0 and delta between 0 and 1; given: {self.epsilon}, {self.delta}")
-        if self.colluding is not None and self.colluding < 0:
-            raise InputError(f"policy: colluding must be a whole number of at least 0; given: {self.colluding}")
+        for name in ("at_least", "least_batch_size", "least_rows", "colluding"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"policy: {name} must be a whole number of at least 0; given: {getattr(self, name)}")
+        if self.at_least and self._least_colluding >= self.at_least:
+            raise InputError(f"policy: at_least must be above the {self._least_colluding} colluding; given: {self.at_least}")
         for name in self.refuse:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")

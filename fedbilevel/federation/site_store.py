@@ -1,4 +1,4 @@
-"""A site's own values on its own disk: what it keeps from step to step, for the last two checkpoints of each run."""
+"""What a site has of each run on its own disk: first of all what it keeps from step to step, for the last two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from pathlib import Path
 from fedbilevel.errors import InputError
 from fedbilevel.runs.files import write_atomically
 
-RUNS = 8  # how many runs' values a site keeps; the least recently used go first
+RUNS = 8  # how many runs have a folder of one kind; the least recently used go first
+
+
+def make_room(folder: Path) -> None:
+    """Create a run's folder unless it is there, and delete the least recently used of those beside it."""
+    if folder.exists():
+        return
+    folder.mkdir(parents=True)
+    others = [p for p in folder.parent.iterdir() if p != folder and p.is_dir()]
+    others.sort(key=lambda p: p.stat().st_mtime)
+    for old in others[: max(0, len(others) + 1 - RUNS)]:
+        shutil.rmtree(old)
 
 
 class DiskStore:
@@ -25,8 +36,7 @@ class DiskStore:
 
     def save(self, step: int, data: bytes, keep: int) -> None:
         """Store the data of a step, and of older steps keep only that of the step `keep`."""
-        if not self._folder.exists():
-            self._make_room()
+        make_room(self._folder)
         write_atomically(self._file(step), hashlib.sha256(data).digest() + data)
         for file in self._folder.iterdir():
             if file not in (self._file(step), self._file(keep)):
@@ -42,14 +52,6 @@ class DiskStore:
         if hashlib.sha256(data).digest() != digest:
             raise InputError(f"the values of step {step} on this site's disk are damaged: it cannot take part in this run")
         return data
-
-    def _make_room(self) -> None:
-        """Create the run's folder, and delete the least recently used runs."""
-        self._folder.mkdir(parents=True)
-        others = [p for p in self._folder.parent.iterdir() if p != self._folder and p.is_dir()]
-        others.sort(key=lambda p: p.stat().st_mtime)
-        for old in others[: max(0, len(others) + 1 - RUNS)]:
-            shutil.rmtree(old)
 
     def _file(self, step: int) -> Path:
         return self._folder / f"step-{int(step)}"
