@@ -15,7 +15,7 @@ from fedbilevel.report import panel_picture, reproduction_page
 from fedbilevel.report.reproduction_text import written
 from fedbilevel.report.styles import SCREEN
 from fedbilevel.runs import configuration
-from fedbilevel.runs.reproductions import plan, results
+from fedbilevel.runs.reproductions import plan, results, tuned
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import Column, read
 from fedbilevel.runs.reproductions.results import Row, Run
@@ -119,7 +119,7 @@ def test_reduced_sizes_need_no_data_that_is_not_bundled(name):
 def test_chosen_values_are_cells_of_the_grid(name):
     reproduction = read(name)
     lines = {(p.name, m.name): (p, m) for p, m in reproduction.tuned_lines()}
-    for entry in [] if reproduction.searched else plan.Tuned.read(plan.tuned_file(name)).chosen:
+    for entry in [] if reproduction.searched else tuned.Tuned.read(tuned.tuned_file(name)).chosen:
         panel, method = lines[entry["panel"], entry["method"]]
         assert entry["values"] in reproduction.tuning(panel, method).cells()
         assert set(reproduction.tuning(panel, method).seed_numbers()).isdisjoint(
@@ -127,32 +127,32 @@ def test_chosen_values_are_cells_of_the_grid(name):
         )
 
 
-SEARCHED_ONES = [name for name in plan.names() if plan.Tuned.read(plan.tuned_file(name)).searched]
+SEARCHED_ONES = [name for name in plan.names() if tuned.Tuned.read(tuned.tuned_file(name)).searched]
 
 
 @pytest.mark.parametrize("name", SEARCHED_ONES)
 def test_values_of_a_search_are_of_three_seeds_that_are_not_reported(name):
     reproduction = read(name)
-    entries = tomllib.loads(plan.tuned_file(name).read_text())["chosen"]
+    entries = tomllib.loads(tuned.tuned_file(name).read_text())["chosen"]
     assert {(e["panel"], e["method"]) for e in entries} == {(p.name, m.name) for p, m in reproduction.searched_lines()}
     assert reproduction.search.reported == reproduction.seeds >= 5
     assert all(len(e["seeds"]) >= 3 and max(e["seeds"]) < reproduction.first_seed for e in entries)
 
 
-@pytest.mark.parametrize("name", [name for name in plan.names() if (plan.FOLDER / f"results/{name}.csv").exists()])
+@pytest.mark.parametrize("name", [name for name in plan.names() if (tuned.FOLDER / f"results/{name}.csv").exists()])
 def test_stored_numbers_are_those_of_the_plan_with_its_chosen_values(name):
-    assert Study(read(name), plan.FOLDER).made(plan.FOLDER / f"results/{name}.json")
-    stored = results.from_csv(plan.FOLDER / f"results/{name}.csv")
+    assert Study(read(name), tuned.FOLDER).made(tuned.FOLDER / f"results/{name}.json")
+    stored = results.from_csv(tuned.FOLDER / f"results/{name}.csv")
     assert set(stored) == {(p.name, m.name) for p, m in read(name).lines()}
 
 
 def test_the_page_of_results_is_what_the_stored_numbers_say():
-    assert (plan.FOLDER / "RESULTS.md").read_text() == reproduction_page.results_page(plan.FOLDER)
+    assert (tuned.FOLDER / "RESULTS.md").read_text() == reproduction_page.results_page(tuned.FOLDER)
 
 
 def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
     entry = finished.choice(*finished.reproduction.lines()[0])
-    chosen = plan.Tuned.read(plan.tuned_file("small", plans))
+    chosen = tuned.Tuned.read(tuned.tuned_file("small", plans))
     assert chosen.values("few clients", "SimFBO") == entry["values"]
     assert entry["values"]["gamma_y"] == 0.3 and entry["diverged"] == 2 and entry["cells"] == 4 and entry["seeds"] == [100]
     cells = folder_module.SweepFolder(finished.path / "tuning/few_clients/SimFBO").cells()
@@ -163,7 +163,7 @@ def test_tuning_chooses_the_best_cell_and_marks_what_diverged(finished, plans):
 
 def test_lines_run_with_the_chosen_values_of_the_panel_that_they_name(finished, plans):
     reproduction = finished.reproduction
-    chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
+    chosen = tuned.Tuned.read(tuned.tuned_file("small", plans)).values("few clients", "SimFBO")
     folder = folder_module.SweepFolder(finished.path / "lines/all_clients/SimFBO")
     configuration = folder.sweep.configuration({}, 1)
     assert configuration.hyperparameters["eta_x"] == configuration.hyperparameters["gamma_x"] == chosen["eta_x+gamma_x"]
@@ -247,7 +247,7 @@ def test_a_line_whose_values_have_changed_is_run_again_and_no_other(finished, pl
     assert before["few clients", "FedAvg"] == after["few clients", "FedAvg"]
     assert before["few clients", "SimFBO"] != after["few clients", "SimFBO"]
     used = folder_module.SweepFolder(tmp_path / "out/lines/few_clients/SimFBO").sweep.configuration({}, 1).hyperparameters
-    chosen = plan.Tuned.read(plan.tuned_file("small", plans)).values("few clients", "SimFBO")
+    chosen = tuned.Tuned.read(tuned.tuned_file("small", plans)).values("few clients", "SimFBO")
     assert used["gamma_y"] == 0.1 and used["gamma_x"] == chosen["eta_x+gamma_x"]
 
 
@@ -382,7 +382,7 @@ def test_entries_of_a_table_say_how_many_runs_they_are_of():
 
 @pytest.mark.slow
 def test_the_documented_plan_runs(tmp_path):
-    (toml,) = re.findall(r"```toml\n(.*?)```", (plan.FOLDER.parent / "docs" / "reproductions.md").read_text(), re.S)
+    (toml,) = re.findall(r"```toml\n(.*?)```", (tuned.FOLDER.parent / "docs" / "reproductions.md").read_text(), re.S)
     (tmp_path / "mine.toml").write_text(toml)
     command("mine", "--plans", tmp_path, "--tune", "--out", tmp_path / "out")
     assert "two clients in a round: the paper's order." in (tmp_path / "out/results.md").read_text()
@@ -549,13 +549,13 @@ def test_a_search_replaces_the_grids_with_more_seeds_and_the_papers_own_values(t
     found = results.from_csv(tmp_path / "results/new.csv")
     assert {method for _, method in found} == {"FedAvg", "FedPace", "FedAvg, the paper's values"}
     assert all(len(runs) == 3 and min(run.seed for run in runs) >= 2 for runs in found.values())
-    chosen = plan.Tuned.read(plan.tuned_file("new", tmp_path))
+    chosen = tuned.Tuned.read(tuned.tuned_file("new", tmp_path))
     assert chosen.searched and {(c["panel"], c["method"]) for c in chosen.chosen} == {
         ("p", "FedAvg"),
         ("p", "FedPace"),
         ("q", "FedAvg"),
     }
-    assert plan.tuned_file("new", tmp_path).read_text().count("seeds = [0, 1]\n") == 3
+    assert tuned.tuned_file("new", tmp_path).read_text().count("seeds = [0, 1]\n") == 3
     used = {m.name: Study(after, tmp_path / "out", plans=tmp_path).line(p, m).hyperparameters for p, m in after.lines()}
     assert used["FedAvg, the paper's values"] == {"gamma": 0.2} and used["FedPace"] == {}
     assert "**Of the older tuning**" not in (tmp_path / "RESULTS.md").read_text()
@@ -564,5 +564,5 @@ def test_a_search_replaces_the_grids_with_more_seeds_and_the_papers_own_values(t
 def test_numbers_of_an_older_tuning_are_marked_as_such():
     before = bare_plan("p", {"A": {}}, search=plan.Search())
     found = {("p", "A"): [run_of(9, 8, 7)]}
-    assert "`fedbilevel reproduce bare --tune --publish`" in reproduction_page.section(before, found, plan.FOLDER)
-    assert "older tuning" not in reproduction_page.section(before.after_search(), found, plan.FOLDER)
+    assert "`fedbilevel reproduce bare --tune --publish`" in reproduction_page.section(before, found, tuned.FOLDER)
+    assert "older tuning" not in reproduction_page.section(before.after_search(), found, tuned.FOLDER)

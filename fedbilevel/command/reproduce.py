@@ -47,8 +47,9 @@ def reproduce(
     What is finished is not run again: the same command continues where it stopped.
     """
     from fedbilevel.report.styles import find_style
-    from fedbilevel.runs.reproductions.plan import FOLDER, read
+    from fedbilevel.runs.reproductions.plan import read
     from fedbilevel.runs.reproductions.study import Study
+    from fedbilevel.runs.reproductions.tuned import FOLDER
 
     look = find_style(style)
     folder = plans or FOLDER

@@ -12,21 +12,19 @@ from fedbilevel.report.reproduction_text import brief, heading, printed, shown, 
 from fedbilevel.runs.reproductions.league import standings
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import (
-    Choice,
     Column,
     Method,
     Panel,
     Reproduction,
-    Tuned,
     fixed,
     names,
     paper_of,
     read,
-    tuned_file,
 )
 from fedbilevel.runs.reproductions.results import Results, as_the_paper_counts, from_csv
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, columns, number, spent
+from fedbilevel.runs.reproductions.tuned import Choice, Tuned, tuned_file
 from fedbilevel.runs.sweeps.sweep import untied
 
 INTRODUCTION = """\

@@ -1,35 +1,33 @@
-"""The plan of a paper's table or figure: a file in `reproductions/`, with the hyperparameters chosen for it beside it.
+"""The plan of a paper's table or figure: NAME.toml in `reproductions/`, with the hyperparameters chosen for it beside it.
 
-NAME.toml is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long
-they run, what the paper says, and how each method is tuned: over a grid by the metric, or with `[search]` as `fedbilevel tune`
-does it, by validation rows. NAME.tuned.toml is written by `--tune`; what it has from a grid stays until `--tune` searches.
+It is written by hand: panels (settings that the paper shows side by side), methods (the lines of a panel), how long they run,
+what the paper says, and how each method is tuned: over a grid by the metric, or with `[search]` as `fedbilevel tune` does it,
+by validation rows. What was chosen from a grid stays until `--tune` searches.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.errors import InputError
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.reproductions.tuned import FOLDER, Tuned, Values, tuned_file
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.runs.tuning.tuning import Tuning
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import Scalar, naming, read_toml
 
-FOLDER = Path(__file__).parents[3] / "reproductions"
 FIRST_SEED, TUNING_SEED = 1, 100  # the first seeds for reported runs, and for choosing values over a grid
 AFTER_SEARCH = 1000  # the first seed for reported runs of a plan with a search, which takes seeds from 0 on
 LOSS_BOUND = 1e9  # beyond any loss that a run recovers from
 OWN_OPTIONS = ("rounds", "steps", "seed")  # set by the plan's own fields
 SCALES = ("percent", "error", "plain")
-Values = Mapping[str, Scalar]
 Grid = Mapping[str, Sequence[Scalar]]
 
 
@@ -364,36 +362,6 @@ def fixed(panel: Panel, method: Method) -> dict[str, Any]:
     return {**method.hyperparameters, **panel.hyperparameters.get(method.name, {})}
 
 
-class Choice(TypedDict):
-    """The best cell of a line's grid, or candidate of its search, as a tuned file stores it, along with numbers for readers."""
-
-    panel: str
-    method: str
-    values: Values
-    cells: int
-    diverged: int
-    with_paper_values: NotRequired[float | str]  # the metric, or "diverged"
-    boxes: NotRequired[Mapping[str, Sequence[float]]]  # of a search
-    edges: NotRequired[Sequence[str]]  # what has its best value at an end of all that was searched
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The values that tuning has chosen, by panel and method."""
-
-    chosen: Sequence[Choice] = ()
-    searched: bool = False  # by a search, and not over grids
-
-    @classmethod
-    def read(cls, path: Path) -> Tuned:
-        """The values in a file; none if there is no such file."""
-        return read_toml(path, cls) if path.exists() else cls()
-
-    def values(self, panel: str, method: str) -> Values | None:
-        """What was chosen for a line; None if it was not tuned."""
-        return next((c["values"] for c in self.chosen if (c["panel"], c["method"]) == (panel, method)), None)
-
-
 def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, folder: Path = FOLDER) -> dict[str, Any]:
     """The tuned values of a line: its own, or those of the line that it refers to."""
     tuned = method.searched if reproduction.searched else method.grid or reproduction.tuned_by
@@ -407,30 +375,6 @@ def chosen_values(reproduction: Reproduction, panel: Panel, method: Method, fold
     with naming(file):
         ALGORITHMS[method.algorithm].configure(method.algorithm, untied(values))
     return dict(values)
-
-
-def tuned_file(name: str, folder: Path = FOLDER) -> Path:
-    """The file of a reproduction's chosen values."""
-    return folder / f"{name}.tuned.toml"
-
-
-def tuned_text(name: str, metric: str, entries: Sequence[Mapping[str, Any]], searched: bool = False) -> str:
-    """The text of a file with chosen values."""
-    how = f"cell of each line's grid by {metric}"
-    if searched:
-        how = "candidate of each line's search by validation rows"
-    lines = [f"# Written by `fedbilevel reproduce {name} --tune`: the best {how}.", *(["searched = true"] if searched else [])]
-    for entry in entries:
-        in_order = sorted(entry.items(), key=lambda item: item[0] == "values")
-        lines += ["", "[[chosen]]", *(f"{k} = {_toml(v)}" for k, v in in_order)]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    """A number, a text, a list of these, or a table of any of them."""
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(k)} = {json.dumps(v)}' for k, v in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def names(folder: Path = FOLDER) -> list[str]:

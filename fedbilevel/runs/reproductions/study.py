@@ -22,7 +22,6 @@ from fedbilevel.errors import InputError
 from fedbilevel.runs.derivative_counts import Tally, Work
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.reproductions.plan import (
-    FOLDER,
     Method,
     Panel,
     Reproduction,
@@ -30,9 +29,8 @@ from fedbilevel.runs.reproductions.plan import (
     fixed,
     folder_name,
     paper_of,
-    tuned_file,
-    tuned_text,
 )
+from fedbilevel.runs.reproductions.tuned import FOLDER, tuned_file, tuned_text
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
