@@ -1,6 +1,7 @@
 """The papers' tables and figures: plans that can be run, runs that go on, and tables that say what the runs said."""
 
 import dataclasses
+import json
 import math
 import re
 import shutil
@@ -15,12 +16,16 @@ from fedbilevel.report import panel_picture, reproduction_page
 from fedbilevel.report.reproduction_text import written
 from fedbilevel.report.styles import SCREEN
 from fedbilevel.runs import configuration
+from fedbilevel.runs.configuration import Configuration
+from fedbilevel.runs.folder import RunFolder
+from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.reproductions import plan, results, tuned
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
 from fedbilevel.runs.reproductions.plan import Column, read
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number, spent
+from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.sweeps import folder as folder_module
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED
 from fedbilevel.runs.tuning.boxes import boxes_of
@@ -236,6 +241,25 @@ def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
     with pytest.raises(InputError, match=r"has no values for few clients, SimFBO: choose them with .*--tune"):
         study.run()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("searched", [False, True])
+def test_several_processes_find_what_one_finds(searched, tmp_path):
+    search = "search = { candidates = 4, rungs = 2, keep = 2, passes = 1, seeds = 1, reported = 2 }\n"
+    found = []
+    for count in (1, 2):
+        folder = tmp_path / f"plans-{count}"
+        folder.mkdir()
+        (folder / "small.toml").write_text((search if searched else "") + SMALL)
+        command("small", "--tune", "--plans", folder, "--out", tmp_path / f"out-{count}", "--processes", count)
+        text = tuned.tuned_file("small", folder).read_text()
+        found.append((text, results.from_csv(tmp_path / f"out-{count}/results.csv")))
+    (alone, numbers), (shared, others) = found
+    assert alone == shared and numbers.keys() == others.keys()
+    for line, runs in numbers.items():
+        for run, other in zip(runs, others[line], strict=True):
+            assert [row.value for row in run.rows] == pytest.approx([row.value for row in other.rows], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -566,3 +590,50 @@ def test_numbers_of_an_older_tuning_are_marked_as_such():
     found = {("p", "A"): [run_of(9, 8, 7)]}
     assert "`fedbilevel reproduce bare --tune --publish`" in reproduction_page.section(before, found, tuned.FOLDER)
     assert "older tuning" not in reproduction_page.section(before.after_search(), found, tuned.FOLDER)
+
+
+BEST_ROUND = """
+title = "FedBiO on the digits, until its best round"
+paper = "nobody's"
+task = "data-cleaning"
+metric = "test_accuracy"
+rounds = 40
+every = 5
+seeds = 2
+knobs = { clients = 4 }
+
+[[panels]]
+name = "digits"
+
+[[methods]]
+name = "FedBiO"
+algorithm = "fedbio"
+run = { validation = true }
+hyperparameters = { eta = 30.0, gamma = 1.0 }
+
+[[methods]]
+name = "FedBiO, best round"
+algorithm = "fedbio"
+best_round = true
+hyperparameters = { eta = 30.0, gamma = 1.0 }
+"""
+
+
+def test_a_line_can_show_the_round_that_a_run_would_end_with(tmp_path):
+    (tmp_path / "best.toml").write_text(BEST_ROUND)
+    study = Study(read("best", tmp_path), tmp_path / "out", plans=tmp_path)
+    study.run()
+    found = results.collect(study)
+    every, best = (
+        [[row.value for row in run.rows] for run in found["digits", name]] for name in ("FedBiO", "FedBiO, best round")
+    )
+    assert every != best
+    for seed, (values, shown) in enumerate(zip(every, best, strict=True), plan.FIRST_SEED):
+        options = RunOptions(rounds=40, every=5, seed=seed, keep_best=True)
+        described = Configuration.resolve("data-cleaning", {"clients": 4}, "fedbio", {"eta": 30.0, "gamma": 1.0}, options)
+        (folder,) = RunFolder.create({tmp_path / f"run-{seed}": described})
+        folder.execute(StopRequest(), lambda moment: None)
+        result = json.loads((folder.path / "result.json").read_text())
+        ended = result["best_round"] // 5
+        assert shown[-1] == pytest.approx(result["test_accuracy"]) == values[ended]
+        assert set(shown[: ended + 1]) <= set(values[: ended + 1]) and len(set(shown[ended:])) == 1

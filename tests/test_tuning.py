@@ -25,18 +25,18 @@ from killing import kill_after_rows
 import fedbilevel as fb
 from fedbilevel.errors import FolderTaken, InputError
 from fedbilevel.library.tune import create
+from fedbilevel.runs import workers as workers_module
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, continue_together
 from fedbilevel.runs.tuning import boxes as boxes_module
 from fedbilevel.runs.tuning import folder as tuning_folder
-from fedbilevel.runs.tuning import workers as workers_module
 from fedbilevel.runs.tuning.boxes import around, at_edges, drawn
 from fedbilevel.runs.tuning.folder import TuningFolder
 from fedbilevel.runs.tuning.found import Found, Pass, Result, Run
 from fedbilevel.runs.tuning.tuning import BOUNDS, Tuning
-from fedbilevel.runs.tuning.workers import Processes, RayCluster
-from fedbilevel.runs.tuning.workers import workers as workers_of
+from fedbilevel.runs.workers import Processes, RayCluster
+from fedbilevel.runs.workers import workers as workers_of
 
 KNOBS = {"clients": 3, "x_dimension": 2, "y_dimension": 2, "noise": 0.1}
 KNOB_WORDS = [word for name, value in KNOBS.items() for word in ("--knob", f"{name}={value}")]
@@ -494,13 +494,13 @@ def test_a_process_that_dies_while_it_is_idle_is_replaced(noticed, monkeypatch):
     monkeypatch.setattr(workers_module, "serve", echoing.serve)
     workers = Processes(1)
     try:
-        assert list(workers.make(["a"], lambda number, rounds: None)) == [(0, ["a"])]
+        assert list(workers.do(["a"], lambda number, rounds: None)) == [(0, ["a"])]
         dead = workers.started[0].process
         os.kill(dead.pid, signal.SIGKILL)
         dead.join()
         if not noticed:
             monkeypatch.setattr(dead, "is_alive", lambda: True)
-        assert list(workers.make(["b", "c"], lambda number, rounds: None)) == [(0, ["b"]), (1, ["c"])]
+        assert list(workers.do(["b", "c"], lambda number, rounds: None)) == [(0, ["b"]), (1, ["c"])]
         assert workers.started[0].process is not dead
     finally:
         workers.close()
@@ -563,7 +563,7 @@ def test_a_ray_cluster_makes_the_batch_of_a_dead_worker_again(tmp_path, cluster)
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     ours = f"OF_THIS_TEST={MARK}".encode() in (process / "environ").read_bytes()
-                    if ours and (process / "cmdline").read_bytes().startswith(b"ray::make_at_worker"):
+                    if ours and (process / "cmdline").read_bytes().startswith(b"ray::do_at_worker"):
                         time.sleep(4)  # it has begun with its batch
                         killed.append(int(process.name))
                         os.kill(killed[0], signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, console, fail, say, say_note
+from fedbilevel.command.options import Data, Look, Out, Settings, SettingsFile, console, fail, option, say, say_note, whole
 from fedbilevel.errors import InputError
 from fedbilevel.tasks.data.datasets import data_folder
 
@@ -40,6 +41,7 @@ def reproduce(
     ] = "",
     settings: SettingsFile = None,
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
+    processes: Annotated[int, option(whole, "Processes on this machine that share the lines, and its GPUs.")] = 1,
     out: Out = None,
 ) -> None:
     """Run a paper's table or figure, and put our numbers beside the paper's.
@@ -65,8 +67,9 @@ def reproduce(
         raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
-    study = Study(plan, path, data_folder(data), folder, Settings.read(settings).of, [m for m in methods.split(",") if m])
-    _execute(study, tune)
+    given = Settings.read(settings).hyperparameters
+    study = Study(plan, path, data_folder(data), folder, given, [m for m in methods.split(",") if m])
+    _execute(study, tune, processes)
     _conclude(study, look, reduced=quick)
     if publish:
         _publish(study, folder)
@@ -84,32 +87,30 @@ def _list(folder: Path) -> Table:
     return table
 
 
-def _execute(study: Study, tune: bool) -> None:
+def _execute(study: Study, tune: bool, processes: int) -> None:
     from fedbilevel.runs.progress import counted
     from fedbilevel.runs.stopping import Interrupted, stop_request
     from fedbilevel.runs.versions import note_on_changes
+    from fedbilevel.runs.workers import workers
 
     plan = study.reproduction
     say_note(note_on_changes(study.path, study.changes()))
     planned = plan.after_search() if tune else plan
-    total = len(planned.lines() if tune else study.lines()) + (
-        len(planned.searched_lines() or plan.tuned_lines()) if tune else 0
-    )
-    seen: list[str] = []
+    tuned = len(planned.searched_lines() or plan.tuned_lines()) if tune else 0
+    total = tuned + len(planned.lines() if tune else study.lines())
     try:
-        with stop_request() as stop, counted(console, plan.name, "line", total) as show:
+        with stop_request() as stop, workers(processes) as spread, counted(console, plan.name, "line", total) as show:
 
-            def observe(line: str, rounds: int) -> None:
-                if line not in seen:
-                    seen.append(line)
-                    show(len(seen) - 1, "")
-                show(len(seen) - 1, f"{line}, round {rounds}")
-                stop.check()
+            def observing(before: int) -> Callable[[int, str], None]:
+                def observe(done: int, word: str) -> None:
+                    show(before + done, word)
+                    stop.check()
+
+                return observe
 
             if tune:
-                study.tune(observe)
-            study.run(observe)
-            show(total, "")
+                study.tune(observing(0), spread)
+            study.run(observing(tuned), spread)
     except Interrupted as interrupted:
         fail(f"stopped; the same command continues with what is missing in {study.path}", 128 + interrupted.signum)
 

@@ -112,7 +112,7 @@ def tune(
     from fedbilevel.library.tune import create, prepared
     from fedbilevel.registry import chosen
     from fedbilevel.runs.options import RunOptions
-    from fedbilevel.runs.tuning.workers import require_workers
+    from fedbilevel.runs.workers import require_workers
     from fedbilevel.tasks import TASKS
 
     require_workers(processes, ray)
@@ -170,7 +170,7 @@ def _execute(directory: Path, folders: list[TuningFolder], style: Style, process
     from fedbilevel.report.command_line import best_command
     from fedbilevel.runs.stopping import Interrupted, resume_command, stop_request
     from fedbilevel.runs.tuning.folder import BEST
-    from fedbilevel.runs.tuning.workers import workers
+    from fedbilevel.runs.workers import workers
 
     for folder in folders:
         say_note(folder.note_on_versions())

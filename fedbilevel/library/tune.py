@@ -25,7 +25,7 @@ from fedbilevel.runs.progress import moving
 from fedbilevel.runs.stopping import StopRequest
 from fedbilevel.runs.tuning.folder import BEST, TuningFolder
 from fedbilevel.runs.tuning.tuning import Tuning
-from fedbilevel.runs.tuning.workers import Workers, require_workers, workers
+from fedbilevel.runs.workers import Workers, require_workers, workers
 from fedbilevel.tasks.base import Task
 from fedbilevel.user_files import naming
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,13 +86,27 @@ class EndPoint:
 
     def _recent(self, round: int) -> float:
         """The average of the metric over a recorded round and those before it."""
-        until = list(self._metric).index(round) + 1
-        return statistics.mean(list(self._metric.values())[max(0, until - AVERAGED) : until])
+        return recent(list(self._metric.values()), list(self._metric).index(round))
 
     def _goodness(self, numbers: Mapping[str, float | None]) -> float:
         name, higher = _criterion(self._experiment)
-        value = numbers[name]
-        return -np.inf if value is None else value if higher else -value
+        return goodness(numbers[name], higher)
+
+
+def goodness(value: float | None, higher: bool) -> float:
+    """A metric as a number that is better high; a metric that is not finite is worse than any."""
+    return -np.inf if value is None else value if higher else -value
+
+
+def recent(of_rounds: Sequence[float], at: int) -> float:
+    """How good a recorded round is: the average over it and those before it."""
+    return statistics.mean(of_rounds[max(0, at + 1 - AVERAGED) : at + 1])
+
+
+def best_so_far(of_rounds: Sequence[float]) -> list[int]:
+    """For each recorded round the one that a run would end with if it stopped there."""
+    rounds = range(len(of_rounds))
+    return [max(rounds[: now + 1], key=lambda at: recent(of_rounds, at)) for now in rounds]
 
 
 def may_overfit(task: Task) -> bool:

@@ -62,6 +62,7 @@ class Method:
     searched: bool = True  # false: a search leaves it alone, since it shows values of the paper
     tuned_as: str = ""  # the method whose chosen values it uses; itself unless given
     panels: Sequence[str] = ()
+    best_round: bool = False  # whether it shows, at every moment, the round that is best on held-out rows until then
     trips: int = 1  # the round trips that the paper counts as one communication
     quick: Values = field(default_factory=dict)  # its hyperparameters in the reduced size
 
@@ -285,6 +286,8 @@ class Reproduction:
 
     def _options(self, panel: Panel, method: Method) -> RunOptions:
         run = {"every": self.every, "loss_bound": LOSS_BOUND, **self.run, **panel.run, **method.run, "rounds": self.rounds}
+        if method.best_round:
+            run["validation"] = True
         options = RunOptions.read(owner := f"{panel.name}, {method.name}: run", run)
         with naming(owner):
             options.require_for_several()

@@ -71,7 +71,7 @@ def as_the_paper_counts(plan: Reproduction, results: Results) -> Results:
 
 def collect(study: Study) -> Results:
     """The numbers of a study's runs, and of lines that it leaves alone those stored beside the plan."""
-    metric, here, found = study.reproduction.metric, study.lines(), Results()
+    here, found = study.lines(), Results()
     others = [line for line in study.reproduction.lines() if line not in here]
     stored = from_csv(study.stored) if others else {}
     for panel, method in study.reproduction.lines():
@@ -80,6 +80,7 @@ def collect(study: Study) -> Results:
             found[panel.name, method.name] = stored[panel.name, method.name]
             continue
         outcomes, work = study.outcome(panel, method).outcomes, study.work(panel, method)
+        shown = study.shown(panel, method)
         seeds = study.reproduction.reported(panel, method, {}).seed_numbers()
         found[panel.name, method.name] = [
             Run(
@@ -91,13 +92,13 @@ def collect(study: Study) -> Results:
                         (float(row["bytes_up"] or 0) + float(row["bytes_down"] or 0)) / 1e6,
                         spent.gradients,
                         spent.second_order,
-                        math.nan if (value := row[metric]) is None else float(value),
+                        math.nan if value is None else float(value),
                         float(row["seconds"] or 0) if study.reproduction.ranked else math.nan,
                     )
-                    for row, spent in zip(outcome.rows, spent_by_row, strict=True)
+                    for row, value, spent in zip(outcome.rows, values, spent_by_row, strict=True)
                 ],
             )
-            for seed, outcome, spent_by_row in zip(seeds, outcomes, work, strict=True)
+            for seed, outcome, values, spent_by_row in zip(seeds, outcomes, shown, work, strict=True)
         ]
     return found
 

@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 
 from fedbilevel.errors import InputError
+from fedbilevel.runs.best_round import best_so_far, goodness
 from fedbilevel.runs.derivative_counts import Tally, Work
 from fedbilevel.runs.files import write_atomically
 from fedbilevel.runs.reproductions.plan import (
@@ -37,10 +38,12 @@ from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.runs.tuning.folder import TuningFolder
 from fedbilevel.runs.versions import changes_since
+from fedbilevel.runs.workers import Here, Workers
 from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json
 
-Observe = Callable[[str, int], None]  # called with the current line and its rounds
+Kind = Literal["search", "tuning", "lines"]  # what is made of a line: its search, its grid, its reported runs
+Observe = Callable[[int, str], None]  # called with the number of finished lines, and with what is under way
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,10 @@ class Study:
         path: Path,
         data: str = "",
         plans: Path = FOLDER,
-        settings: Callable[[str], Mapping[str, Any]] = lambda algorithm: {},
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
         methods: Sequence[str] = (),
     ):
-        """`settings` returns an algorithm's hyperparameters that override the chosen ones.
+        """`settings` are hyperparameters, by algorithm, that override the chosen ones.
 
         If `methods` are named, only their lines are run; the numbers of the others are those stored beside the plan.
         """
@@ -72,43 +75,35 @@ class Study:
             if name not in names:
                 raise InputError(f"{reproduction.name} has no method {name!r}{nearest(name, names)}")
         self._methods = methods
-        self.reproduction, self.path, self._data, self._plans, self._settings = reproduction, path, data, plans, settings
+        self.reproduction, self.path, self._data, self._plans = reproduction, path, data, plans
+        self._settings = settings or {}
 
-    def tune(self, observe: Observe = lambda line, rounds: None) -> None:
-        """Run the grids, and write the chosen values beside the plan."""
-        if self.reproduction.search:
-            self._search(observe)
-            return
-        plan = self.reproduction
-        if not plan.tuned_lines():
-            raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
-        self._require_metric(plan.tuning(panel, method, self._data) for panel, method in plan.tuned_lines())
-        for panel, method in plan.tuned_lines():
-            self.tune_line(panel, method, observe)
-        write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, self.choices()).encode())
-
-    def _search(self, observe: Observe) -> None:
-        """Tune all lines as `fedbilevel tune` does, and write the chosen values beside the plan."""
+    def tune(self, observe: Observe = lambda done, word: None, workers: Workers | None = None) -> None:
+        """Make the searches or the grids of all lines, and write the chosen values beside the plan."""
         self.reproduction = plan = self.reproduction.after_search()
-        self._require_metric(plan.reported(panel, method, {}, self._data) for panel, method in plan.searched_lines())
-        for panel, method in plan.searched_lines():
-            self.search_line(panel, method, observe)
-        found = [self._found(panel, method) for panel, method in plan.searched_lines()]
-        write_atomically(tuned_file(plan.name, self._plans), tuned_text(plan.name, plan.metric, found, searched=True).encode())
+        if plan.search:
+            self._require_metric(plan.reported(panel, method, {}, self._data) for panel, method in plan.searched_lines())
+            self._make("search", plan.searched_lines(), observe, workers)
+            choices = [self._found(panel, method) for panel, method in plan.searched_lines()]
+        elif plan.tuned_lines():
+            self._require_metric(plan.tuning(panel, method, self._data) for panel, method in plan.tuned_lines())
+            self._make("tuning", plan.tuned_lines(), observe, workers)
+            choices = self.choices()
+        else:
+            raise InputError(f"{plan.name} has nothing to tune: its values are those of {plan.tuned_by or 'the plan'}")
+        text = tuned_text(plan.name, plan.metric, choices, searched=bool(plan.search))
+        write_atomically(tuned_file(plan.name, self._plans), text.encode())
 
-    def search_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
-        """Make the search of one line."""
-        path, label = self._folder("search", panel, method), f"tuning {panel.name}, {method.name}"
-        tuning = self.reproduction.searching(panel, method, self._data)
+    def search_line(self, panel: Panel, method: Method, observe: Callable[[int], None] = lambda rounds: None) -> None:
+        """Make the search of one line, as `fedbilevel tune` does."""
+        path, tuning = self._folder("search", panel, method), self.reproduction.searching(panel, method, self._data)
         if (path / TuningFolder.FILE).exists():
             known = TuningFolder(path).described
             if replace(known, data=tuning.data) != tuning:
                 shutil.rmtree(path)  # it is of another plan
             else:
                 tuning = known  # its data may have been elsewhere
-        observe(label, 0)
-        TuningFolder.create(path, tuning).execute(observe=lambda done, of, word: observe(label, done))
-        jax.clear_caches()
+        TuningFolder.create(path, tuning).execute(observe=lambda done, of, word: observe(done))
 
     def _found(self, panel: Panel, method: Method) -> dict[str, Any]:
         """The best candidate of a search, or the one that lasted longest if all diverged."""
@@ -127,10 +122,9 @@ class Study:
             "edges": found.edges(),
         }
 
-    def tune_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+    def tune_line(self, panel: Panel, method: Method, observe: Callable[[int], None] = lambda rounds: None) -> None:
         """Run the grid of one line."""
-        sweep = self.reproduction.tuning(panel, method, self._data)
-        self._run(self._folder("tuning", panel, method), sweep, f"tuning {panel.name}, {method.name}", observe)
+        self._run(self._folder("tuning", panel, method), self.reproduction.tuning(panel, method, self._data), observe)
 
     def choices(self) -> list[dict[str, Any]]:
         """The best cell of each grid that has been run."""
@@ -160,12 +154,11 @@ class Study:
             choice["with_paper_values"] = _mean(published[0], metric)
         return choice
 
-    def run(self, observe: Observe = lambda line, rounds: None) -> None:
+    def run(self, observe: Observe = lambda done, word: None, workers: Workers | None = None) -> None:
         """Run what is missing in all lines that are run here."""
         lines = self.lines()
         self._require_metric([self.line(panel, method) for panel, method in lines])
-        for panel, method in lines:
-            self.run_line(panel, method, observe)
+        self._make("lines", lines, observe, workers)
 
     def lines(self) -> list[tuple[Panel, Method]]:
         """The lines that are run here."""
@@ -202,13 +195,14 @@ class Study:
 
     def line(self, panel: Panel, method: Method) -> Sweep:
         """What one line runs, with the values chosen for it."""
-        chosen = {**untied(chosen_values(self.reproduction, panel, method, self._plans)), **self._settings(method.algorithm)}
+        values = untied(chosen_values(self.reproduction, panel, method, self._plans))
+        chosen = {**values, **self._settings.get(method.algorithm, {})}
         return self.reproduction.reported(panel, method, chosen, self._data)
 
-    def run_line(self, panel: Panel, method: Method, observe: Observe = lambda line, rounds: None) -> None:
+    def run_line(self, panel: Panel, method: Method, observe: Callable[[int], None] = lambda rounds: None) -> None:
         """Run one line."""
         sweep, folder = self.line(panel, method), self._folder("lines", panel, method)
-        self._run(folder, sweep, f"{panel.name}, {method.name}", observe)
+        self._run(folder, sweep, observe)
         if not (folder / "work.json").exists():
             write_atomically(folder / "work.json", json.dumps(_work(sweep, self.outcome(panel, method))).encode())
 
@@ -233,6 +227,15 @@ class Study:
             return cell
         raise InputError(f"{folder.path / 'results.jsonl'} lacks some of the line's runs: run it again")
 
+    def shown(self, panel: Panel, method: Method) -> list[list[float | None]]:
+        """The metric that a line shows for each row, for each of its runs."""
+        metric, runs = self.reproduction.metric, [outcome.rows for outcome in self.outcome(panel, method).outcomes]
+        if not method.best_round:
+            return [[row[metric] for row in rows] for rows in runs]
+        _, by = self.line(panel, method).judged()
+        kept = [best_so_far([goodness(row[by.metric], by.higher) for row in rows]) for rows in runs]
+        return [[rows[best][metric] for best in at] for rows, at in zip(runs, kept, strict=True)]
+
     def work(self, panel: Panel, method: Method) -> list[list[Work]]:
         """The gradients and second-order products up to each row, for each run of a line."""
         file, outcomes = self._folder("lines", panel, method) / "work.json", self.outcome(panel, method).outcomes
@@ -241,17 +244,49 @@ class Study:
             raise InputError(f"{file} does not fit the rows in results.jsonl beside it: remove it to have it counted again")
         return stored
 
-    def _run(self, path: Path, sweep: Sweep, label: str, observe: Observe) -> None:
+    def _run(self, path: Path, sweep: Sweep, observe: Callable[[int], None]) -> None:
         if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
             shutil.rmtree(path)  # it is of another plan, or of values that are no longer the chosen ones
         if not (path / "sweep.json").exists():
             SweepFolder.create(path, sweep)
-        observe(label, 0)
-        SweepFolder(path).execute(lambda done, together, rounds: observe(label, rounds))
-        jax.clear_caches()  # a process has room for a few thousand compiled programs, and the next line needs others
+        SweepFolder(path).execute(lambda done, together, rounds: observe(rounds))
+
+    def _make(self, kind: Kind, lines: Sequence[tuple[Panel, Method]], observe: Observe, workers: Workers | None) -> None:
+        done, word = 0, ""
+        observe(done, word)
+
+        def moved(number: int, rounds: int) -> None:
+            nonlocal word
+            if number >= 0:
+                panel, method = lines[number]
+                word = f"{'' if kind == 'lines' else 'tuning '}{panel.name}, {method.name}, round {rounds}"
+            observe(done, word)
+
+        for _ in (workers or Here()).do([LineJob(self, kind, panel, method) for panel, method in lines], moved):
+            done += 1
+            moved(-1, 0)
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
         return self.path / kind / folder_name(panel.name) / folder_name(method.name)
+
+
+class LineJob(NamedTuple):
+    """What is made of a line, as work for any process."""
+
+    study: Study
+    kind: Kind
+    panel: Panel
+    method: Method
+
+    def names(self) -> Sequence[str]:
+        """The names of its task, its algorithm and its aggregation."""
+        return self.study.reproduction.reported(self.panel, self.method, {}).names()
+
+    def do(self, observe: Callable[[int], None] = lambda rounds: None) -> None:
+        """Make it."""
+        make = {"search": self.study.search_line, "tuning": self.study.tune_line, "lines": self.study.run_line}[self.kind]
+        make(self.panel, self.method, observe)
+        jax.clear_caches()  # a process has room for a few thousand compiled programs, and the next line needs others
 
 
 def _work(sweep: Sweep, cell: Cell) -> list[list[Work]]:

@@ -30,7 +30,7 @@ from fedbilevel.runs.tuning.batches import Batch, Made
 from fedbilevel.runs.tuning.boxes import around, drawn, require_box
 from fedbilevel.runs.tuning.found import Found, Pass, Result, Run
 from fedbilevel.runs.tuning.tuning import BOUNDS, Tuning
-from fedbilevel.runs.tuning.workers import Here, Workers
+from fedbilevel.runs.workers import Here, Workers
 from fedbilevel.user_files import read_json_lines
 
 BEST = "best.toml"
@@ -238,7 +238,7 @@ class _Climb:
             word = f"pass {runs[0].search + 1}, rung {rung + 1}: {len(runs)} runs to round {tuning.rounds(rung)}"
             self.observe(self.done + under_way, self._total(), word)
 
-        for number, made in self.workers.make(batches, moved):
+        for number, made in self.workers.do(batches, moved):
             self._keep(runs[parts[number]], made)
             del moving[number]
             self.done += sum(self._left(run) for run in runs[parts[number]])

@@ -1,4 +1,4 @@
-"""Who makes batches: this process, or others. A worker that dies costs its batch, which is made again."""
+"""Who does jobs: this process, or others. A worker that dies costs its job, which is done again."""
 
 from __future__ import annotations
 
@@ -6,41 +6,51 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import allow
-from fedbilevel.runs.tuning.batches import Batch, Made, make
 from fedbilevel.settings import whole_number
 
 MOST = 1024  # processes
-ATTEMPTS = 3  # at a batch whose workers die
+ATTEMPTS = 3  # at a job whose workers die
 LOOK = 0.25  # seconds between two looks at workers
 
-Observe = Callable[[int, int], None]  # called with the number of a batch and its rounds; and with -1 and 0 while nothing moves
+Observe = Callable[[int, int], None]  # called with the number of a job and its rounds; and with -1 and 0 while nothing moves
+Done = TypeVar("Done", covariant=True)
+
+
+class Job(Protocol[Done]):
+    """Work that any process can do, since it can be pickled."""
+
+    def names(self) -> Iterable[str]:
+        """The names of what it needs, which may be the user's files."""
+
+    def do(self, observe: Callable[[int], None] = lambda rounds: None) -> Done:
+        """What comes of it, which is no whole number; `observe` is called with its rounds."""
 
 
 class Workers(Protocol):
-    """Those who make batches."""
+    """Those who do jobs."""
 
-    count: int  # how many batches they make at once
+    count: int  # how many they do at once
 
-    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
-        """The batches as they are done, each with its number."""
+    def do(self, jobs: Sequence[Job[Done]], observe: Observe) -> Iterator[tuple[int, Done]]:
+        """What comes of the jobs, each with its number, as they are done."""
 
 
 class Here:
-    """This process, one batch after another."""
+    """This process, one job after another."""
 
     count = 1
 
-    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
-        """The batches as they are done, each with its number."""
-        for number, batch in enumerate(batches):
-            yield number, make(batch, partial(observe, number))
+    def do(self, jobs: Sequence[Job[Done]], observe: Observe) -> Iterator[tuple[int, Done]]:
+        """What comes of the jobs, each with its number, as they are done."""
+        for number, job in enumerate(jobs):
+            yield number, job.do(partial(observe, number))
 
 
 class Processes:
@@ -50,10 +60,10 @@ class Processes:
         self.count = count
         self.started: dict[int, _Process] = {}  # by number
 
-    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
-        """The batches as they are done, each with its number."""
-        waiting, deaths = list(range(len(batches))), [0] * len(batches)
-        busy: dict[int, int] = {}  # process -> batch
+    def do(self, jobs: Sequence[Job[Done]], observe: Observe) -> Iterator[tuple[int, Done]]:
+        """What comes of the jobs, each with its number, as they are done."""
+        waiting, deaths = list(range(len(jobs))), [0] * len(jobs)
+        busy: dict[int, int] = {}  # process -> job
 
         def bury(process: int) -> None:
             number = busy.pop(process)
@@ -61,7 +71,7 @@ class Processes:
             waiting.insert(0, number)
             deaths[number] += 1
             if deaths[number] == ATTEMPTS:
-                raise InputError(f"{ATTEMPTS} processes died at one batch: they may need more memory") from None
+                raise InputError(f"{ATTEMPTS} processes died at one job: they may need more memory") from None
 
         try:
             while waiting or busy:
@@ -69,7 +79,7 @@ class Processes:
                     busy[process] = waiting.pop(0)
                     pipe_to = self._process(process).pipe
                     try:
-                        pipe_to.send(batches[busy[process]])
+                        pipe_to.send(jobs[busy[process]])
                     except OSError:
                         bury(process)
                 by_pipe: dict[Any, int] = {self.started[process].pipe: process for process in busy}
@@ -92,7 +102,7 @@ class Processes:
             raise
 
     def close(self) -> None:
-        """End the processes; what they are making is lost."""
+        """End the processes; what they are doing is lost."""
         for process in self.started.values():
             process.end()
         self.started.clear()
@@ -112,7 +122,7 @@ class Processes:
 
 
 class _Process(NamedTuple):
-    """A process that makes one batch after another, and the pipe to it."""
+    """A process that does one job after another, and the pipe to it."""
 
     process: Any
     pipe: Connection
@@ -124,20 +134,20 @@ class _Process(NamedTuple):
 
 
 def serve(pipe: Connection, number: int, of: int) -> None:
-    """Make the batches that come through a pipe, telling the rounds meanwhile, until it is closed."""
+    """Do the jobs that come through a pipe, telling the rounds meanwhile, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has begun this one
     _settle_in(number, of)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            batch = pipe.recv()
+            job = pipe.recv()
             try:
-                pipe.send(make_at_worker(batch, pipe.send))
+                pipe.send(do_at_worker(job, pipe.send))
             except InputError as error:
                 pipe.send(error)
 
 
 class RayCluster:
-    """The workers of an existing Ray cluster, which makes a batch again if its worker dies."""
+    """The workers of an existing Ray cluster, which does a job again if its worker dies."""
 
     def __init__(self, address: str):
         try:
@@ -153,13 +163,13 @@ class RayCluster:
         resources = ray.cluster_resources()
         gpus = int(resources.get("GPU", 0))
         self.count = max(1, gpus or int(resources.get("CPU", 1)))
-        self._make = ray.remote(num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_retries=ATTEMPTS)(make_at_worker)
+        self._do = ray.remote(num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_retries=ATTEMPTS)(do_at_worker)
 
-    def make(self, batches: Sequence[Batch], observe: Observe) -> Iterator[tuple[int, list[Made]]]:
-        """The batches as they are done, each with its number."""
+    def do(self, jobs: Sequence[Job[Done]], observe: Observe) -> Iterator[tuple[int, Done]]:
+        """What comes of the jobs, each with its number, as they are done."""
         import ray
 
-        waiting: dict[Any, int] = {self._make.remote(batch): number for number, batch in enumerate(batches)}
+        waiting: dict[Any, int] = {self._do.remote(job): number for number, job in enumerate(jobs)}
         try:
             while waiting:
                 for done in ray.wait(list(waiting), timeout=LOOK)[0]:
@@ -197,11 +207,11 @@ def workers(processes: int = 1, ray: str = "") -> Iterator[Workers]:
         spread.close()
 
 
-def make_at_worker(batch: Batch, observe: Callable[[int], None] = lambda rounds: None) -> list[Made]:
-    """`make` in another process, which has the user's leave to execute what the first process executes."""
-    for name in batch.configurations[0].names():
+def do_at_worker(job: Job[Done], observe: Callable[[int], None] = lambda rounds: None) -> Done:
+    """Do a job in another process, which has the user's leave to execute what the first process executes."""
+    for name in job.names():
         allow(name)
-    return make(batch, observe)
+    return job.do(observe)
 
 
 def _settle_in(process: int, of: int) -> None:
