@@ -52,6 +52,6 @@ cleaning = fb.solve(f, g, *start, algorithm=fb.SimFBO(gamma_x=200, eta_x=200, ga
 
 used = np.concatenate([c["place"] for c in training])
 auc = roc_auc_score((noisy == labels)[used], np.asarray(cleaning.x)[used])
-print(f"test accuracy, all samples trusted: {trusting.history[-1]['test_accuracy']:.3f}")
-print(f"test accuracy, weights learned:     {cleaning.history[-1]['test_accuracy']:.3f}")
+print(f"test accuracy, all samples trusted: {trusting.metrics['test_accuracy']:.3f}")
+print(f"test accuracy, weights learned:     {cleaning.metrics['test_accuracy']:.3f}")
 print(f"right labels told from wrong ones:  {auc:.3f} (area under the ROC curve)")

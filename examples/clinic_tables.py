@@ -75,7 +75,7 @@ if __name__ == "__main__":
     right = make_tables("clinics")
     solution = fb.solve(cleaning().build("clinics"), rounds=100)
     solution.save("cleaned.npz")
-    print(f"validation accuracy: {solution.history[0]['accuracy']:.3f} -> {solution.history[-1]['accuracy']:.3f}")
+    print(f"validation accuracy: {solution.history[0]['accuracy']:.3f} -> {solution.metrics['accuracy']:.3f}")
     print(f"right labels told from wrong ones: {roc_auc_score(right, solution.x):.3f} (area under the ROC curve)")
     preprocessing = fb.load("cleaned.npz").preprocessing
     new = {name: [""] for name in preprocessing.columns.features} | {"radius": [21.5], "texture": ["high"]}

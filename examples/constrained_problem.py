@@ -47,4 +47,4 @@ solution = fb.solve(
     rounds=1500,
 )
 print("shares of the sources:", " ".join(f"{share:.2f}" for share in solution.x), f"(sum {float(solution.x.sum()):.3f})")
-print(f"loss {solution.history[0]['upper_loss']:.3f} -> {solution.history[-1]['upper_loss']:.3f}")
+print(f"loss {solution.history[0]['upper_loss']:.3f} -> {solution.metrics['upper_loss']:.3f}")

@@ -47,7 +47,7 @@ solution = fb.solve(
     rounds=600,
     metrics=own_metrics,
 )
-first, last = solution.history[0], solution.history[-1]
+first, last = solution.history[0], solution.metrics
 print(f"validation loss {first['upper_loss']:.3f} -> {last['upper_loss']:.3f}, test accuracy {last['test_accuracy']:.3f}")
 decay = np.exp(np.asarray(solution.x))
 for name, of in (("least", np.argsort(decay)[:3]), ("most", np.argsort(decay)[-3:])):

@@ -187,6 +187,7 @@ def test_solve_ends_with_the_best_round_with_and_without_a_folder(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, (again.x, again.y), (best.x, best.y))
         assert again.best_round == best.best_round
     assert f"after {best.best_round} rounds, the best on held-out rows: upper_loss" in repr(best)
+    assert best.metrics["rounds"] == best.best_round
 
 
 def weighted_rows(see_x=0.0, clean=60, **given):

@@ -32,8 +32,8 @@ class Solution(Found):
     """What `solve` found: x and y as the user's trees (y with a leading axis over clients if
     each has its own), and the metrics along the way, a dictionary for each time they were due.
 
-    Beside these three it has the `preprocessing` of the tables that the rows are from, or None, and `best_round`: the round
-    that x and y are of, if the run kept the best; None if they are the last.
+    Beside these three it has `metrics`, those at x and y; the `preprocessing` of the tables that the rows are from, or None;
+    and `best_round`: the round that x and y are of, if the run kept the best; None if they are the last.
     """
 
     preprocessing: Preprocessing | None
@@ -52,13 +52,18 @@ class Solution(Found):
         self.preprocessing, self.best_round = preprocessing, best_round
         return self
 
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The metrics at x and y: those of the best round if the run kept it, and else the last; empty without a history."""
+        of_best = [row for row in self.history if row["rounds"] == self.best_round]
+        return (of_best or self.history or [{}])[-1]
+
     def __repr__(self) -> str:
         """A line: the sizes of x and y, and the losses there."""
-        of_best = [row for row in self.history if row["rounds"] == self.best_round]
-        last = (of_best or self.history or [{}])[-1]
-        losses = ", ".join(f"{name} {last[name]:.4g}" for name in LOSSES if last.get(name) is not None)
-        best = ", the best on held-out rows" if of_best else ""
-        at = f" after {last['rounds']} rounds{best}: {losses}" if losses else ""
+        here = self.metrics
+        losses = ", ".join(f"{name} {here[name]:.4g}" for name in LOSSES if here.get(name) is not None)
+        best = "" if self.best_round is None else ", the best on held-out rows"
+        at = f" after {here['rounds']} rounds{best}: {losses}" if losses else ""
         return f"<Solution: x of {_size(self.x)} numbers, y of {_size(self.y)}{at}>"
 
     def _repr_html_(self) -> str:
