@@ -125,6 +125,10 @@ def test_the_page_shows_how_many_liars_each_rule_bears(folders, opened, tmp_path
         ["trimmed-mean", [0, 1, 2], ends[1, [0, 3, 2]].tolist()],
     ]
     assert "x error at the end of runs, where lower is better" in tab.text_content("#breakdowns p") and complaints == []
+    told = tab.locator("#runs td[data-column='run']").all_inner_texts()
+    assert told[:3] == [
+        f"simfbo, aggregate mean, {said}" for said in ("no attack", "attack sign-flip:1", "attack sign-flip:2:4")
+    ]
     ranges = tab.evaluate("[...document.querySelectorAll('#breakdowns .chart')].map((c) => [...c.layout.yaxis.range])")
     assert ranges[0] == ranges[1]
 
