@@ -99,6 +99,14 @@ class Scheduled(Algorithm):
         """The scheduled values at an outer step, by name."""
 
 
+class Penalised(Algorithm):
+    """An algorithm whose y also descends f, at least on some problems."""
+
+    @abc.abstractmethod
+    def led_by_g(self, state: Any) -> Array | None:
+        """A y that descends g alone; None if the one in the state does."""
+
+
 def require_algorithm(value: object) -> Algorithm:
     """The value; `InputError` unless it is an instance of an algorithm."""
     if not isinstance(value, Algorithm):
