@@ -118,7 +118,7 @@ def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array, tuned: bool) ->
 
 
 def y_sees_f(rows: Rows, task: Task, x: Array, algorithm: Algorithm, state: Any) -> str:
-    """Whether f is as low as it is also because y descends it: where g alone leads, less than nine tenths of the fall remain."""
+    """Whether f is as low as it is also because y descends it: of its fall less than nine tenths remain where g alone leads."""
     led_by_g = algorithm.led_by_g(state) if isinstance(algorithm, Penalised) else None
     if led_by_g is None:
         return ""
@@ -126,8 +126,8 @@ def y_sees_f(rows: Rows, task: Task, x: Array, algorithm: Algorithm, state: Any)
     if not last < first or first - float(task.evaluate(x, led_by_g)["upper_loss"]) > SHARED * (first - last):
         return ""
     return (
-        "y also descends f, since g is not convex in y, and the upper loss is lower there than where g alone leads: y is fitted "
-        "to f's rows too. Judge y by rows that neither loss sees, and x by a y that is trained on g anew."
+        "y also descends f, since g is not convex in y, and the upper loss is lower there than where g alone leads: y is "
+        "fitted to f's rows too. Judge y by rows that neither loss sees, and x by a y that is trained on g anew."
     )
 
 
