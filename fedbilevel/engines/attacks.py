@@ -100,7 +100,7 @@ class Attack:
         paths, structure = jax.tree_util.tree_flatten_with_path(shards.rows)
         named = [jax.tree_util.keystr(path).rstrip("']").endswith(("label", "labels")) for path, _ in paths]
         if not any(named):
-            raise InputError("label-flip is for rows with label or labels, which this task's have not: choose another attack")
+            raise InputError("label-flip needs rows with `label` or `labels`, and this task's have neither: choose another")
         leaves = [
             leaf.at[:last].set(leaf.max() - leaf[:last]) if is_labels else leaf
             for (_, leaf), is_labels in zip(paths, named, strict=True)
