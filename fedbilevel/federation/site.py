@@ -31,6 +31,7 @@ from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.table_exchange import answered
 from fedbilevel.errors import InputError, NotFinite, Withheld, in_one_line
+from fedbilevel.federation.answered_sums import AnsweredSumsFile
 from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.nvflare_support import documented
@@ -179,9 +180,12 @@ class Site:
         if isinstance(rule, PrivateSum):
             noise = OwnNoise(run.identity, rule, Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta))
             noise.require(run.planned)
+        answered = None
+        if rule.hides and noise is None:  # which is other noise for every sum
+            answered = AnsweredSumsFile(self._kit / "sums", run.identity, run.names)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe
+            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe, answered
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()
