@@ -70,6 +70,12 @@ def _where(error: Exception) -> str:
     return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in reversed(calls))
 
 
+def _ledger(own: SiteData) -> Ledger:
+    """What the site's rows have been asked for so far."""
+    policy = own.policy
+    return Ledger.of_site(own.file.parent / policy.ledger, policy.epsilon, policy.delta)
+
+
 SERVER = "server"  # FLARE's name for it
 
 
@@ -173,12 +179,11 @@ class Site:
         store = DiskStore(self._kit / "kept", run.identity)
         answers = None
         if privacy is not None:
-            ledger = Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta)
-            answers = PrivateAnswers(run, algorithm, population, known, ledger)
+            answers = PrivateAnswers(run, algorithm, population, known, _ledger(own))
             answers.require(run.planned)
         noise = None
         if isinstance(rule, PrivateSum):
-            noise = OwnNoise(run.identity, rule, Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta))
+            noise = OwnNoise(run.identity, rule, _ledger(own))
             noise.require(run.planned)
         answered = None
         if rule.hides and noise is None:  # which is other noise for every sum

@@ -36,6 +36,7 @@ class SitePolicy:
     least_rows: int = 0  # behind any answer: those of each loss, of what is held out, and of a minibatch
     epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
     delta: float = 1e-5
+    ledger: str = "../privacy"  # the folder of what they have been asked for, and of the secret; relative to site.toml
     colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
     memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
     seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
