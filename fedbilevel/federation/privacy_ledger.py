@@ -24,7 +24,6 @@ from fedbilevel.core.privacy_accounting import Event, Events, epsilon
 from fedbilevel.errors import InputError, Withheld
 from fedbilevel.federation.own_secret import keyed, own_secret, private_key
 
-
 LEDGER = "ledger.jsonl"
 
 

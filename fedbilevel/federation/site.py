@@ -146,6 +146,7 @@ class Site:
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule, privacy = bundled(run.aggregate), read_privacy(run.privacy)
         own.policy.agree(algorithm, rule, privacy is not None)
+        own.policy.agree_weights(rule, run.weights)
         return _Agreed(run, own, settings, algorithm, rule, privacy)
 
     def _describe(self, request: bytes) -> bytes:
