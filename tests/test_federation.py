@@ -327,6 +327,36 @@ def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pause", [0, 12], ids=["back at once", "back later"])
+def test_no_secure_sum_is_asked_for_twice_of_other_sites_when_a_site_dies_and_the_server_too(
+    federation, started, tmp_path, pause
+):
+    out, rounds, before = tmp_path / "deployed", 400, {name: len(federation.log(name)) for name in ("server", *SITES)}
+    process = started(federation, out, *LOCAL, "--aggregate", "secure-sum(at_least=2)")
+    until(lambda: list(out.glob("*/checkpoint")) or process.poll() is not None, 90, "a checkpoint")
+    federation.last.kill()
+    if pause:
+        until(lambda: "client 2 is left out" in federation.log()[before["server"] :], 60, "the killed site to be missed")
+    federation.last.start()
+    job = next(out.glob("*/config.json")).with_name("job.json")
+    until(lambda: not job.exists() or process.poll() is not None, 90, "the job's end, for the site that is back")
+    until(lambda: job.exists() and "begun" in job.read_text(), 90, "the next job's beginning")
+    kill_once(federation, out, "server", "runner_process", process)
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stdout + stderr
+    assert stdout.count("continuing from the last checkpoint") == 2
+    (file,) = out.glob("*/metrics.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["rounds"] for row in found] == list(range(0, rounds + 1, 50))
+    assert all(np.isfinite(row["upper_loss"]) for row in found) and found[-1]["absences"] == 0
+    for name in ("server", *SITES):
+        assert "in a sum over other sites" not in federation.log(name)[before[name] :]
+    identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
+    answered = [(federation.folder / site / "sums" / identity).stat().st_size // 32 for site in SITES]
+    assert answered[0] == answered[1] >= answered[2] > 0
+
+
+@pytest.mark.slow
 def test_a_job_that_a_killed_command_left_is_stopped_by_resume(federation, simulated, started, tmp_path):
     out = tmp_path / "deployed"
     process = started(federation, out, *RUNS["long"])
