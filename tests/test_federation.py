@@ -327,15 +327,16 @@ def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pause", [0, 12], ids=["back at once", "back later"])
+@pytest.mark.parametrize("later", [False, True])
 def test_no_secure_sum_is_asked_for_twice_of_other_sites_when_a_site_dies_and_the_server_too(
-    federation, started, tmp_path, pause
+    federation, started, tmp_path, later
 ):
     out, rounds, before = tmp_path / "deployed", 400, {name: len(federation.log(name)) for name in ("server", *SITES)}
-    process = started(federation, out, *LOCAL, "--aggregate", "secure-sum(at_least=2)")
+    patience = ["--round-timeout", 5] if later else []
+    process = started(federation, out, *LOCAL, "--aggregate", "secure-sum(at_least=2)", *patience)
     until(lambda: list(out.glob("*/checkpoint")) or process.poll() is not None, 90, "a checkpoint")
     federation.last.kill()
-    if pause:
+    if later:
         until(lambda: "client 2 is left out" in federation.log()[before["server"] :], 60, "the killed site to be missed")
     federation.last.start()
     job = next(out.glob("*/config.json")).with_name("job.json")
@@ -348,7 +349,8 @@ def test_no_secure_sum_is_asked_for_twice_of_other_sites_when_a_site_dies_and_th
     (file,) = out.glob("*/metrics.jsonl")
     found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["rounds"] for row in found] == list(range(0, rounds + 1, 50))
-    assert all(np.isfinite(row["upper_loss"]) for row in found) and found[-1]["absences"] == 0
+    assert all(np.isfinite(row["upper_loss"]) for row in found)
+    assert not later or any(row["absences"] for row in found)
     for name in ("server", *SITES):
         assert "in a sum over other sites" not in federation.log(name)[before[name] :]
     identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
