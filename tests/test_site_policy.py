@@ -6,6 +6,7 @@ import re
 import pytest
 
 import fedbilevel as fb
+from fedbilevel.aggregations import configured
 from fedbilevel.core.devices import memory_ceiling, require_memory
 from fedbilevel.engines import wire
 from fedbilevel.engines.call_shapes import call_shapes
@@ -84,6 +85,8 @@ def test_a_ceiling_ends_with_its_block():
         ("least_rows = -100", "least_rows must be a whole number of at least 0; given: -100"),
         ("least_batch_size = -2", "least_batch_size must be a whole number of at least 0; given: -2"),
         ("colluding = -1", "colluding must be a whole number of at least 0; given: -1"),
+        ("most_weight = 0", "most_weight must be above 0 and at most 1; given: 0"),
+        ("most_weight = 75", "most_weight must be above 0 and at most 1; given: 75"),
         ("at_least = 3\ncolluding = 3", "at_least must be above the 3 colluding; given: 3"),
         ("at_least = 1\nepsilon = 8", "at_least must be above the 1 colluding; given: 1"),
     ],
@@ -92,6 +95,48 @@ def test_a_policy_that_means_nothing_is_refused(tmp_path, policy, line):
     (tmp_path / "site.toml").write_text(f'task = "quadratic"\nloader = "share"\n[policy]\n{policy}\n')
     with pytest.raises(InputError, match=f"policy: {line}"):
         SiteData.read(tmp_path / "site.toml")
+
+
+@pytest.mark.parametrize(
+    ("weights", "at_least", "share"),  # of the largest, in a sum over as few as there may be
+    [
+        ((1.0,) * 3, 3, None),
+        ((1.0, 2.0, 3.0, 6.0), 3, None),
+        ((2.9994, 3e-6, 3e-6), 3, "1"),
+        ((0.5, 0.5, 3.0), 3, None),  # 0.75
+        ((0.49, 0.51, 3.01), 3, "0.751"),
+        ((1.0, 1.0, 3.0, 3.0, 7.0), 3, "0.778"),  # in a sum over the first two and the last
+        ((1.0, 1.0, 3.0, 3.0, 7.0), 4, None),
+        ((0.0, 0.0, 3.0), 3, "1"),
+        ((-5.0, -5.0, 1.0), 3, "-0.111"),
+        ((-1.0, 1.0, 2.0), 3, "1"),
+        ((float("nan"), 1.0, 1.0), 3, "nan"),
+        ((0.0, 0.0, 0.0), 3, "nan"),
+    ],
+)
+def test_a_site_that_insists_on_secure_sums_is_in_none_that_nearly_is_one_sites_answer(weights, at_least, share):
+    rule = configured(f"secure-sum(at_least={at_least})")
+    SitePolicy().agree_weights(rule, weights)
+    if share in (None, "1") and min(weights) >= 0:
+        SitePolicy(secure_sum=True, most_weight=1.0).agree_weights(rule, weights)
+    for policy in (SitePolicy(secure_sum=True), SitePolicy(at_least=3)):
+        if share is None:
+            policy.agree_weights(rule, weights)
+        else:
+            with pytest.raises(
+                InputError, match=f"^this site allows one site 0.75 .* one of {at_least} can have {share}: refused"
+            ):
+                policy.agree_weights(rule, weights)
+    SitePolicy(secure_sum=True).agree_weights(configured("mean"), ())
+
+
+def test_a_run_with_such_weights_is_refused_before_anything_about_the_data_is_sent(own_site, tmp_path):
+    text = 'task = "quadratic"\nloader = "share"\n[policy]\nsecure_sum = true\n'
+    (tmp_path / "local" / "site.toml").write_text(text)
+    weights = (2.999997, 1.5e-6, 1.5e-6)
+    run = BeginMessage("quadratic", {}, "fedbio", {}, "float64", "ab", number=1, weight=weights[1], names=("a", "b", "c"))
+    said = own_site.begin(dataclasses.replace(run, weights=weights, aggregate="secure-sum").encoded())
+    assert said[:2] == [False, "refused"] and said[2].startswith("this site allows one site 0.75 of a secure sum's weights")
 
 
 TASK = """

@@ -50,7 +50,7 @@ from fedbilevel.engines.messages import (
     Store,
     is_encoded,
 )
-from fedbilevel.engines.secure_exchange import SecureClient
+from fedbilevel.engines.secure_exchange import AnsweredSums, SecureClient
 from fedbilevel.errors import InputError
 
 ROUNDING = 1e-6  # of a weight
@@ -89,12 +89,13 @@ class ClientRuntime:
         own: OwnRandomness | None = None,  # where rows are private
         noise: OwnRandomness | None = None,  # where the aggregation has clients add noise to what they send
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
+        answered: AnsweredSums | None = None,  # for secure sums, whose answers are the same whenever they are asked for
     ):
         if aggregation.clients_add_noise != (noise is not None):
             raise ValueError("a client has keys for its own noise where the aggregation has it add noise, and nowhere else")
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
-        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
+        self._secure = SecureClient(m, aggregation, identity, answered) if isinstance(aggregation, HiddenSum) else None
         self._own, self._noise, self._observe = own, noise, observe
         self._named = wire.named_tuples(type(algorithm))
         self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
@@ -130,7 +131,8 @@ class ClientRuntime:
         match request:
             case Masked(expression=Encode(call=Call(function=str(name), args=tuple(args))) as inside):
                 self._require_sent(name, args)
-                return self._secure.answer(request, self._evaluate(inside))
+                message = self._noised(self._aggregation, self._evaluate(inside), name, inside.key, args)
+                return self._secure.answer(request, message)
             case Masked(expression=Evaluate(x=x, y=y) as inside):
                 self._require_sent(EVALUATING, (x, y))
                 metrics = self._evaluate(inside)
@@ -180,7 +182,7 @@ class ClientRuntime:
                     check_like("what was left out before", before, answer)
                 message, left = encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
-                return self._noised(self._aggregation, message, call.function, key, args)
+                return message
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:

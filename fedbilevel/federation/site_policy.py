@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +32,13 @@ class SitePolicy:
 
     secure_sum: bool = False  # what leaves the site does so in secure sums alone
     at_least: int = 0  # the fewest sites in such a sum
+    most_weight: float = 0.75  # the largest share of the weights that one site has in such a sum
     refuse: Sequence[str] = ()  # gather: algorithms whose server needs single answers
     least_batch_size: int = 0  # rows in a minibatch; without minibatches all rows count
     least_rows: int = 0  # behind any answer: those of each loss, of what is held out, and of a minibatch
     epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
     delta: float = 1e-5
+    ledger: str = "../privacy"  # the folder of what they have been asked for, and of the secret; relative to site.toml
     colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
     memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
     seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
@@ -51,6 +54,8 @@ class SitePolicy:
                 raise InputError(f"policy: {name} must be a whole number of at least 0; given: {getattr(self, name)}")
         if self.at_least and self._least_colluding >= self.at_least:
             raise InputError(f"policy: at_least must be above the {self._least_colluding} colluding; given: {self.at_least}")
+        if not 0 < self.most_weight <= 1:
+            raise InputError(f"policy: most_weight must be above 0 and at most 1; given: {self.most_weight:g}")
         for name in self.refuse:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")
@@ -81,6 +86,20 @@ class SitePolicy:
         if "gather" in self.refuse and algorithm.single_answers:
             raise InputError(
                 f"this site refuses gather, but the server of {called(algorithm)} needs what each site sends: refused"
+            )
+
+    def agree_weights(self, rule: Aggregation, weights: Sequence[float]) -> None:
+        """Raise `InputError` if a secure sum can be over so few sites that it nearly is the answer of one that weighs much."""
+        if not (self.secure_sum or self.at_least) or not rule.hides or not weights:
+            return
+        *others, largest = sorted(weights)
+        least = rule.settings()["at_least"]
+        whole = largest + sum(others[: least - 1])
+        share = largest / whole if whole else math.nan
+        if min(weights) < 0 or not share <= self.most_weight:
+            raise InputError(
+                f"this site allows one site {self.most_weight:g} of a secure sum's weights, and in the run's one of {least} "
+                f"can have {share:.3g}: refused"
             )
 
     @property

@@ -24,13 +24,18 @@ def make_room(folder: Path) -> None:
         shutil.rmtree(old)
 
 
+def place_of_run(folder: Path, run: str) -> Path:
+    """The place of a run in a folder; `InputError` if the server has not given it an identity."""
+    if not re.fullmatch(r"[0-9a-f]{1,64}", run):
+        raise InputError(f"{run!r} is not a run's identity: refused")
+    return folder / run
+
+
 class DiskStore:
     """The values of one run, in their own folder beside those of others."""
 
     def __init__(self, folder: Path, run: str):
-        if not re.fullmatch(r"[0-9a-f]{1,64}", run):
-            raise InputError(f"{run!r} is not a run's identity: refused")
-        self._folder = folder / run
+        self._folder = place_of_run(folder, run)
         if self._folder.exists():
             self._folder.touch()
 
