@@ -28,7 +28,6 @@ from fedbilevel.engines.call_shapes import (
     check_argument,
     check_arguments,
     check_finite,
-    check_held,
     check_like,
     check_sent,
     largest_call,
@@ -36,7 +35,6 @@ from fedbilevel.engines.call_shapes import (
 from fedbilevel.engines.kept_values import MOST_KEPT, KeptValues, size
 from fedbilevel.engines.messages import (
     EXPRESSIONS,
-    HELD,
     SECURE,
     Call,
     Encode,
@@ -49,6 +47,7 @@ from fedbilevel.engines.messages import (
     Saved,
     Store,
     is_encoded,
+    is_held,
 )
 from fedbilevel.engines.secure_exchange import SecureClient
 from fedbilevel.errors import InputError
@@ -96,7 +95,7 @@ class ClientRuntime:
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
         self._own, self._noise, self._observe = own, noise, observe
-        self._named = wire.named_tuples(type(algorithm))
+        self._named = wire.named_tuples(type(algorithm)) | {kind.__name__: kind for kind in algorithm.private}
         self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
 
     def answer(self, data: bytes) -> bytes:
@@ -128,11 +127,9 @@ class ClientRuntime:
         """The reply to a request of a secure sum."""
         assert self._secure is not None
         match request:
-            case Masked(expression=Encode(call=Call(function=str(name), args=tuple(args))) as inside):
-                self._require_sent(name, args)
+            case Masked(expression=Encode() as inside):
                 return self._secure.answer(request, self._evaluate(inside))
             case Masked(expression=Evaluate(x=x, y=y) as inside):
-                self._require_sent(EVALUATING, (x, y))
                 metrics = self._evaluate(inside)
                 if self._scale is not None:  # of rows that are held out, each counts the same
                     known = len(self._population.problem.metric_names)
@@ -146,11 +143,6 @@ class ClientRuntime:
             case _:
                 return self._secure.answer(request)
 
-    def _require_sent(self, name: str, args: tuple) -> None:
-        """Raise `InputError` if this client is to take from its own values what members of a secure sum are sent alike."""
-        if self._call_shapes is not None:
-            check_held(self._call_shapes, name, args)
-
     def _evaluate(self, expression: Any) -> Tree:
         match expression:
             case Kept(slot=int(slot)):
@@ -162,16 +154,16 @@ class ClientRuntime:
                 return self._kept.add(slot, jax.tree.map(np.array, value))  # a copy, which does not keep the message alive
             case Part(of=of, path=tuple(path)) if _whole(path):
                 value = self._evaluate(of)
-                for index in path:
-                    if not isinstance(value, tuple):
-                        raise InputError("only tuples have parts: refused")
-                    value = value[index]
+                for place in path:
+                    value = self._part(value, place)
                 return value
             case Call(function=str(name), key=key, args=tuple(args), slot=int() | None as slot):
-                return self._kept.add(slot, self._call(name, key, [self._evaluate(a) for a in args]))
+                return self._kept.add(slot, self._call(name, key, [self._evaluate(a) for a in args], _held(args)))
             case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=int(slot)):
                 check_finite("a point that answers are near", around)
-                sent = jax.tree.leaves([self._evaluate(a) for a in args if not isinstance(a, HELD)])
+                sent = jax.tree.leaves([self._evaluate(a) for a in args if not is_held(a)])
+                if not {leaf for leaf in around if isinstance(leaf, int)} <= set(range(len(sent))):
+                    raise InputError("a point that answers are near is none that the server sends: refused")
                 near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
                 before, answer = self._evaluate(memory), self._leaving(self._evaluate(call))
                 if near:
@@ -184,7 +176,7 @@ class ClientRuntime:
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
-                    check_arguments(self._call_shapes, EVALUATING, point)
+                    check_arguments(self._call_shapes, EVALUATING, point, _held((x, y)))
                 if self._observe is not None:
                     self._observe(*point)
                 if self._own is None:
@@ -209,13 +201,23 @@ class ClientRuntime:
                 check_finite("an argument", value)
                 return value
 
+    def _part(self, value: Any, place: int) -> Any:
+        """One part of a tuple; `InputError` if the algorithm's clients keep the tuple to themselves, and so its parts."""
+        if self._is_private(value):
+            raise InputError("what this client keeps to itself is not taken apart: refused")
+        if not isinstance(value, tuple):
+            raise InputError("only tuples have parts: refused")
+        if not 0 <= place < len(value):
+            raise InputError(f"a tuple of {len(value)} has no part {place}: refused")
+        return value[place]
+
     def _own_x(self, expression: Any) -> Array:
-        """An x that this client has arrived at itself; `InputError` if it could come from the server."""
+        """An x that this client has arrived at itself; `InputError` if it is anything else, or could come from the server."""
         match expression:
             case Part(of=of, path=(*outer, int(place))):
                 kept = self._evaluate(Part(of, tuple(outer)))
-                if self._is_private(kept):
-                    return kept[place]
+                if self._is_private(kept) and (place, "x") in enumerate(kept._fields):
+                    return kept.x
         raise InputError("metrics are computed at this client's own x alone: refused")
 
     def _decoded(self, value: Any) -> Any:
@@ -229,11 +231,11 @@ class ClientRuntime:
         check_sent(value.message, meant, self._aggregation)
         return self._aggregation.decode_sent(value.message, meant)
 
-    def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
+    def _call(self, name: str, key: np.ndarray, args: list[Tree], held: tuple[bool, ...]) -> Tree:
         if not is_client_function(getattr(self._algorithm, name, None)):
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
         if self._call_shapes is not None:
-            check_arguments(self._call_shapes, name, tuple(args))
+            check_arguments(self._call_shapes, name, tuple(args), held)
         if self._own is not None:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
@@ -252,6 +254,11 @@ class ClientRuntime:
         if self._store is None:
             raise InputError("this client has nowhere to save values: give it a store")
         return self._store
+
+
+def _held(args: tuple) -> tuple[bool, ...]:
+    """For each argument whether this client has it already, or computes it first."""
+    return tuple(map(is_held, args))
 
 
 def _whole(numbers: Any) -> bool:
