@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -415,6 +416,25 @@ def test_a_store_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
     for wrong in ("../x", "", "AB", "a/b"):
         with pytest.raises(InputError, match="not a run's identity"):
             DiskStore(tmp_path, wrong)
+
+
+def test_a_store_takes_no_more_of_the_disk_than_it_may_and_has_the_oldest_runs_go_first(tmp_path):
+    digest, data = 32, bytes(968)
+    for k, run in enumerate(("aa", "bb", "cc")):
+        DiskStore(tmp_path, run, 3500).save(1, data, keep=-1)
+        os.utime(tmp_path / run, (k, k))
+    store = DiskStore(tmp_path, "dd", 3500)
+    store.save(1, data, keep=-1)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"bb", "cc", "dd"}
+    store.save(2, data, keep=1)
+    store.save(3, data, keep=2)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"cc", "dd"} and store.load(2) == store.load(3) == data
+    too_much = bytes(3500 - len(data) - 2 * digest + 1)
+    with pytest.raises(InputError, match="values of two checkpoints would take 3,501 bytes of this site's disk, and 3,500 are"):
+        store.save(4, too_much, keep=3)
+    assert store.load(3) == data and DiskStore(tmp_path, "cc").load(1) == data
+    store.save(4, too_much[1:], keep=3)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("step-*")) == 3500
 
 
 @pytest.mark.parametrize("n", [0, 5, 2**32 + 7, 2**50])

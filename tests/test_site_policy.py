@@ -3,12 +3,17 @@
 import dataclasses
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from federations import MemoryStore
 
 import fedbilevel as fb
 from fedbilevel.core.devices import memory_ceiling, require_memory
-from fedbilevel.engines import wire
+from fedbilevel.engines import client_runtime, wire
 from fedbilevel.engines.call_shapes import call_shapes
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.messages import Call, Request, Save
 from fedbilevel.errors import InputError
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.site_data import SiteData
@@ -170,6 +175,54 @@ def test_a_server_cannot_have_a_site_compute_without_end(algorithm, policy, line
             return policy.agree_work(algorithm, task.population, shapes)
         with pytest.raises(InputError, match=line):
             policy.agree_work(algorithm, task.population, shapes)
+
+
+def runtime_of(x_entries, memory):
+    """A site with an x of its own of so many entries, which lets values take so many bytes."""
+
+    def loss(x, y, rows):
+        return jnp.mean((rows - y) ** 2) * x[0]
+
+    task = fb.Task.of(loss, loss, jnp.zeros(x_entries), jnp.zeros(1), lower=[np.ones((4, 1))], own_x=True)
+    algorithm, own = fb.FedPaceOwn(), task.population.only(0)
+    return ClientRuntime(algorithm, own, 0, 1.0, call_shapes(algorithm, own, task.x, task.y), MemoryStore(), memory=memory)
+
+
+@pytest.mark.parametrize("form", ["kept", "not kept", "one after another", "saved"])
+def test_values_take_no_more_than_a_sites_memory_and_are_counted_before_they_are_computed(monkeypatch, form):
+    entries, fit = 1000, 6  # four vectors of float64 in a value, and the rounds
+    site, computed = runtime_of(entries, memory=fit * (4 * 8 * entries + 4)), []
+    compute = client_runtime._compute
+    monkeypatch.setattr(client_runtime, "_compute", lambda *given: computed.append(1) or compute(*given))
+
+    def ask(expression, *needed):
+        return site.answer(wire.encode(Request(expression, False, list(needed))))
+
+    begun = [Call("begin", np.zeros(2, np.uint32), (), None if form == "not kept" else slot) for slot in range(fit + 1)]
+    with pytest.raises(
+        InputError, match="values here may take 192,024 bytes, and these take 224,028: refused unless the site's"
+    ):
+        if form == "one after another":
+            for slot, call in enumerate(begun):
+                ask(call, *range(slot))
+        elif form == "saved":
+            ask(begun[: fit // 2])
+            ask(Save(1, begun[: fit // 2 + 1], -1), *range(fit // 2))
+        else:
+            ask(begun)
+    assert len(computed) == fit
+
+
+def test_a_site_gives_a_run_its_memory(own_site, tmp_path):
+    (tmp_path / "weights.py").write_text(OWN_X)
+    sha256 = sha256_of((tmp_path / "weights.py").read_bytes())
+    text = f'task = "weights"\nloader = "share"\n[policy]\nmemory = 2e-5\n[trusted]\n"{tmp_path / "weights.py"}" = "{sha256}"\n'
+    (tmp_path / "local" / "site.toml").write_text(text)
+    run = BeginMessage("weights", {}, "fedpace-own", {}, "float64", "ab", number=0, weight=1.0, names=("a", "b"))
+    assert own_site.begin(dataclasses.replace(run, code={"task": sha256}).encoded())[0]
+    begun = [Call("begin", np.zeros(2, np.uint32), (), slot) for slot in range(200)]
+    done, kind, line = own_site.answer(wire.encode(Request(begun, False, [])))
+    assert (done, kind) == (False, "refused") and line.startswith("values here may take 20,000 bytes")
 
 
 OWN_X = """

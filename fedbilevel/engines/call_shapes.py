@@ -102,16 +102,18 @@ def largest_call(known: CallShapes) -> int:
     return max(s.arguments.nbytes + s.result.nbytes for found in known.values() for s in found)
 
 
-def check_arguments(known: CallShapes, name: str, args: tuple, held: tuple[bool, ...]) -> None:
-    """Raise `InputError` unless a call of that function takes arguments of these shapes, and finds these at the client."""
+def check_arguments(known: CallShapes, name: str, args: tuple, held: tuple[bool, ...]) -> CallShape:
+    """The call of that function with these arguments, some of them held; `InputError` if the algorithm makes none like it."""
     given = Shape.of(args)
     calls = [s for s in known.get(name, ()) if s.arguments == given]
     if not calls:
         wanted = " or ".join(sorted({str(s.arguments) for s in known.get(name, ())})) or "no call at all"
         raise InputError(f"{name} was called with {given}, but in this algorithm it takes {wanted}: refused")
-    if not any(s.held == held for s in calls):
+    found = next((s for s in calls if s.held == held), None)
+    if found is None:
         where = "with values kept here where this algorithm sends them, or sent where it keeps them"
         raise InputError(f"{name} is asked {where}: refused")
+    return found
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:

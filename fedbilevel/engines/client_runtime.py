@@ -88,6 +88,7 @@ class ClientRuntime:
         own: OwnRandomness | None = None,  # where rows are private
         noise: OwnRandomness | None = None,  # where the aggregation has clients add noise to what they send
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
+        memory: float = math.inf,  # bytes that values may take
     ):
         if aggregation.clients_add_noise != (noise is not None):
             raise ValueError("a client has keys for its own noise where the aggregation has it add noise, and nowhere else")
@@ -96,7 +97,7 @@ class ClientRuntime:
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
         self._own, self._noise, self._observe = own, noise, observe
         self._named = wire.named_tuples(type(algorithm)) | {kind.__name__: kind for kind in algorithm.private}
-        self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
+        self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes), memory)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request; `InputError` or `NotFinite` if it asks for something that a client does not do."""
@@ -151,6 +152,7 @@ class ClientRuntime:
                 check_finite("a value to keep", value)
                 if self._call_shapes is not None:
                     check_argument(self._call_shapes, value)
+                self._kept.count(size(value))
                 return self._kept.add(slot, jax.tree.map(np.array, value))  # a copy, which does not keep the message alive
             case Part(of=of, path=tuple(path)) if _whole(path):
                 value = self._evaluate(of)
@@ -170,6 +172,7 @@ class ClientRuntime:
                     check_like("a point that answers are near", near, jax.tree.leaves(answer))
                 if before is not None:
                     check_like("what was left out before", before, answer)
+                self._kept.count(2 * size(answer))  # the message, and what it leaves out
                 message, left = encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
                 return self._noised(self._aggregation, message, call.function, key, args)
@@ -186,11 +189,14 @@ class ClientRuntime:
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
                     raise InputError("only values kept here are saved here: refused")
                 kept = [self._evaluate(v) for v in values]
-                self._kept.require_room(size(kept))
+                self._kept.count(size(kept))
                 self._disk.save(step, wire.encode(jax.tree.map(np.asarray, kept)), keep)
                 return None
             case Saved(step=int(step), place=int(place), slot=int(slot)):
                 saved = wire.decode(self._disk.load(step), self._named)
+                if not 0 <= place < len(saved):
+                    raise InputError(f"of step {step} {len(saved)} values are saved here, and none at {place}: refused")
+                self._kept.count(size(saved[place]))
                 return self._kept.add(slot, jax.tree.map(np.array, saved[place]))  # a copy, without the rest of the file
             case _ if isinstance(expression, tuple(EXPRESSIONS.values())) and not is_encoded(expression):
                 raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
@@ -235,7 +241,7 @@ class ClientRuntime:
         if not is_client_function(getattr(self._algorithm, name, None)):
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
         if self._call_shapes is not None:
-            check_arguments(self._call_shapes, name, tuple(args), held)
+            self._kept.count(check_arguments(self._call_shapes, name, tuple(args), held).result.nbytes)
         if self._own is not None:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)

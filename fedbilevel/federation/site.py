@@ -38,7 +38,7 @@ from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
 from fedbilevel.federation.site_data import SiteData
-from fedbilevel.federation.site_store import DiskStore, make_room
+from fedbilevel.federation.site_store import CHECKPOINTS, DiskStore, make_room
 from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.report.suspects import SiteRows
@@ -169,7 +169,8 @@ class Site:
                 require_private(population, task.x, task.y)
             known = call_shapes(algorithm, population, task.x, task.y)
             own.policy.agree_work(algorithm, population, known)
-        store = DiskStore(self._kit / "kept", run.identity)
+        memory = own.policy.memory * 1e9
+        store = DiskStore(self._kit / "kept", run.identity, CHECKPOINTS * memory)
         answers = None
         if privacy is not None:
             ledger = Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta)
@@ -181,7 +182,7 @@ class Site:
             noise.require(run.planned)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe
+            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe, memory
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()

@@ -37,7 +37,7 @@ class SitePolicy:
     epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
     delta: float = 1e-5
     colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
-    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
+    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, any array of an answer, and values kept
     seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
 
     def __post_init__(self) -> None:
