@@ -3,17 +3,20 @@
 import dataclasses
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federations import MemoryStore
+from federations import SHARED_X, MemoryStore
 
 import fedbilevel as fb
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.devices import memory_ceiling, require_memory
 from fedbilevel.engines import client_runtime, wire
+from fedbilevel.engines.answer_times import AnswerTimes
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
-from fedbilevel.engines.messages import Call, Request, Save
+from fedbilevel.engines.messages import Call, Evaluate, Request, Save
 from fedbilevel.errors import InputError
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.site_data import SiteData
@@ -172,9 +175,80 @@ def test_a_server_cannot_have_a_site_compute_without_end(algorithm, policy, line
     shapes = call_shapes(algorithm, task.population, task.x, task.y)
     with memory_ceiling(policy.memory * 1e9):
         if line is None:
-            return policy.agree_work(algorithm, task.population, shapes)
+            assert policy.agree_work(algorithm, task.population, shapes, 1)
+            return
         with pytest.raises(InputError, match=line):
-            policy.agree_work(algorithm, task.population, shapes)
+            policy.agree_work(algorithm, task.population, shapes, 1)
+
+
+ENDLESS = r"stirred has a loop whose length is not known before it runs, .* give the loop a bound, or have .* seconds = inf"
+
+
+@fb.algorithm
+class Stirred(fb.FedAvg):
+    """Stirs y until it is calm, or for so many turns."""
+
+    turns: int = fb.count(0, "turns at the most; 0: no limit", least=0)
+
+    @fb.at_client
+    def stirred(self, client, x, y):
+        def goes_on(carry):
+            k, y = carry
+            calm = jnp.abs(y).max() <= 1e-3
+            return ~calm & (k < self.turns) if self.turns else ~calm
+
+        return jax.lax.while_loop(goes_on, lambda carry: (carry[0] + 1, 0.5 * carry[1]), (0, y))[1]
+
+    def step(self, state, clients, key):
+        return state._replace(y=clients.draw().mean(self.stirred, state.x, state.y))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seconds", "line"),
+    [
+        (fb.SimFBO(local_steps=2 * 10**9, spread=1), 5.0, r"an answer of direction_sum would take \d+ minutes or more here"),
+        (fb.SimFBO(spread=2 * 10**9), 5.0, None),  # client 1 makes two steps
+        (fb.SimFBO(spread=2, local_steps=100), 5.0, None),
+        (fb.SimFBO(spread=2, rescale=True), 5.0, None),
+        (Stirred(), 5.0, ENDLESS),
+        (Stirred(), np.inf, None),
+        (Stirred(turns=2 * 10**9), 5.0, "an answer of stirred would take"),
+        (Stirred(turns=10), 5.0, None),
+    ],
+)
+def test_loops_of_unknown_length_count_as_long_as_they_can_be(algorithm, seconds, line):
+    task = Quadratic(clients=2, noise=0.1).build()
+    own = task.population.only(1)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    if line is None:
+        assert SitePolicy(seconds=seconds).agree_work(algorithm, own, shapes, 1)
+        return
+    with pytest.raises(InputError, match=line):
+        SitePolicy(seconds=seconds).agree_work(algorithm, own, shapes, 1)
+
+
+@pytest.mark.parametrize("function", ["local_y", "evaluate"])
+def test_what_a_request_computes_counts_together(function):
+    """Its metrics too, and before any of it is computed."""
+    algorithm, task = fb.FedAvg(), Quadratic(clients=1).build()
+    own, x, y = task.population.only(0), np.asarray(task.x), np.asarray(task.y)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    estimates = SitePolicy().agree_work(algorithm, own, shapes, 0).estimates
+    (seconds,) = (needed for (name, _), needed in estimates.items() if name == function)
+    site = ClientRuntime(algorithm, own, 0, 1.0, shapes, times=AnswerTimes(2.5 * seconds, estimates))
+    one = Evaluate(x, y) if function == "evaluate" else Call(function, np.zeros(2, np.uint32), (x, y), None)
+    for number in (1, 2, 1, 2):  # each request anew
+        site.answer(wire.encode(Request([one] * number, False, [])))
+    with pytest.raises(InputError, match=r"a request would take .* s or more here, and this site allows .* s: ask for less"):
+        site.answer(wire.encode(Request([one] * 3, False, [])))
+
+
+@pytest.mark.parametrize("name", SHARED_X)
+def test_no_algorithm_is_refused_for_what_its_defaults_have_a_site_compute(name):
+    algorithm = ALGORITHMS[name].configure(name, {})
+    task = Quadratic(clients=2, noise=0.1, lower_level=type(algorithm).lower_level).build()
+    own = task.population.only(1)
+    SitePolicy(seconds=1.0).agree_work(algorithm, own, call_shapes(algorithm, own, task.x, task.y), 1)
 
 
 def runtime_of(x_entries, memory):

@@ -22,6 +22,7 @@ from fedbilevel.core.privacy import of_metrics, private_metrics
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
+from fedbilevel.engines.answer_times import AnswerTimes
 from fedbilevel.engines.call_shapes import (
     EVALUATING,
     CallShapes,
@@ -89,6 +90,7 @@ class ClientRuntime:
         noise: OwnRandomness | None = None,  # where the aggregation has clients add noise to what they send
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
         memory: float = math.inf,  # bytes that values may take
+        times: AnswerTimes | None = None,
     ):
         if aggregation.clients_add_noise != (noise is not None):
             raise ValueError("a client has keys for its own noise where the aggregation has it add noise, and nowhere else")
@@ -97,6 +99,8 @@ class ClientRuntime:
         self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
         self._own, self._noise, self._observe = own, noise, observe
         self._named = wire.named_tuples(type(algorithm)) | {kind.__name__: kind for kind in algorithm.private}
+        self._files: dict[int, list] = {}  # by step, what the present request has read of this client's disk
+        self._times = times or AnswerTimes()
         self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes), memory)
 
     def answer(self, data: bytes) -> bytes:
@@ -111,7 +115,11 @@ class ClientRuntime:
         if request.reply and self._secure is None and not isinstance(request.expression, (Call, Encode, Evaluate)):
             raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
         self._kept.begin(set(request.needed))
-        result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
+        self._times.begin()
+        try:
+            result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
+        finally:
+            self._files.clear()
         return wire.encode(jax.tree.map(np.asarray, self._leaving(result)) if request.reply else None)
 
     def _leaving(self, result: Tree) -> Tree:
@@ -179,7 +187,8 @@ class ClientRuntime:
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
-                    check_arguments(self._call_shapes, EVALUATING, point, _held((x, y)))
+                    self._kept.count(check_arguments(self._call_shapes, EVALUATING, point, _held((x, y))).result.nbytes)
+                self._times.count(EVALUATING, point)
                 if self._observe is not None:
                     self._observe(*point)
                 if self._own is None:
@@ -193,7 +202,7 @@ class ClientRuntime:
                 self._disk.save(step, wire.encode(jax.tree.map(np.asarray, kept)), keep)
                 return None
             case Saved(step=int(step), place=int(place), slot=int(slot)):
-                saved = wire.decode(self._disk.load(step), self._named)
+                saved = self._read(step)
                 if not 0 <= place < len(saved):
                     raise InputError(f"of step {step} {len(saved)} values are saved here, and none at {place}: refused")
                 self._kept.count(size(saved[place]))
@@ -226,6 +235,14 @@ class ClientRuntime:
                     return kept.x
         raise InputError("metrics are computed at this client's own x alone: refused")
 
+    def _read(self, step: int) -> list:
+        """The values of a step on this client's disk, read once for a request."""
+        if step not in self._files:
+            data = self._disk.load(step)
+            self._kept.count(len(data))
+            self._files[step] = wire.decode(data, self._named)
+        return self._files[step]
+
     def _decoded(self, value: Any) -> Any:
         """An array as the server meant it."""
         if not is_encoded(value):
@@ -242,6 +259,7 @@ class ClientRuntime:
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
         if self._call_shapes is not None:
             self._kept.count(check_arguments(self._call_shapes, name, tuple(args), held).result.nbytes)
+        self._times.count(name, tuple(args))
         if self._own is not None:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)

@@ -168,7 +168,7 @@ class Site:
             if privacy is not None:
                 require_private(population, task.x, task.y)
             known = call_shapes(algorithm, population, task.x, task.y)
-            own.policy.agree_work(algorithm, population, known)
+            times = own.policy.agree_work(algorithm, population, known, run.number)
         memory = own.policy.memory * 1e9
         store = DiskStore(self._kit / "kept", run.identity, CHECKPOINTS * memory)
         answers = None
@@ -182,7 +182,7 @@ class Site:
             noise.require(run.planned)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe, memory
+            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe, memory, times
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()
