@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +151,7 @@ class SitePolicy:
         )
 
 
-def _answer(algorithm: Algorithm, name: str, number: np.int32, own: Population, key: Array, args: tuple) -> Tree:
+def _answer(algorithm: Algorithm, name: str, number: Any, own: Population, key: Array, args: tuple) -> Tree:
     """The client's number is no traced value: the lengths of loops may follow from it."""
     return getattr(algorithm, name)(own.alone(key, jnp.ones(()), number), *args)
 

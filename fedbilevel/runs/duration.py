@@ -123,7 +123,9 @@ def most_turns(loop: Any) -> float:
         counted = [e for e in body.eqns if body.outvars[place] in e.outvars and e.primitive.name == "add"]
         steps = [e.invars[1] for e in counted if e.invars[0] is body.invars[passed + place]]
         numbers = [start[place], below.invars[1], *steps]
-        if len(numbers) == 3 and all(isinstance(n, Literal) and jnp.issubdtype(n.aval.dtype, jnp.integer) for n in numbers):
+        if len(numbers) == 3 and all(
+            isinstance(n, Literal) and jnp.issubdtype(jnp.result_type(n.val), jnp.integer) for n in numbers
+        ):
             first, end, step = (int(n.val) for n in numbers)
             found += [max(0.0, math.ceil((end - first) / step))] if step > 0 else []
     return min(found)
