@@ -12,7 +12,7 @@ from federations import SHARED_X, MemoryStore
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.devices import memory_ceiling, require_memory
-from fedbilevel.engines import client_runtime, wire
+from fedbilevel.engines import wire
 from fedbilevel.engines.answer_times import AnswerTimes
 from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
@@ -251,7 +251,16 @@ def test_no_algorithm_is_refused_for_what_its_defaults_have_a_site_compute(name)
     SitePolicy(seconds=1.0).agree_work(algorithm, own, call_shapes(algorithm, own, task.x, task.y), 1)
 
 
-def runtime_of(x_entries, memory):
+class Noted(AnswerTimes):
+    """Counts what is computed next."""
+
+    computed = 0
+
+    def count(self, name, args):
+        self.computed += 1
+
+
+def runtime_of(x_entries, memory, times):
     """A site with an x of its own of so many entries, which lets values take so many bytes."""
 
     def loss(x, y, rows):
@@ -259,15 +268,15 @@ def runtime_of(x_entries, memory):
 
     task = fb.Task.of(loss, loss, jnp.zeros(x_entries), jnp.zeros(1), lower=[np.ones((4, 1))], own_x=True)
     algorithm, own = fb.FedPaceOwn(), task.population.only(0)
-    return ClientRuntime(algorithm, own, 0, 1.0, call_shapes(algorithm, own, task.x, task.y), MemoryStore(), memory=memory)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    return ClientRuntime(algorithm, own, 0, 1.0, shapes, MemoryStore(), memory=memory, times=times)
 
 
 @pytest.mark.parametrize("form", ["kept", "not kept", "one after another", "saved"])
-def test_values_take_no_more_than_a_sites_memory_and_are_counted_before_they_are_computed(monkeypatch, form):
+def test_values_take_no_more_than_a_sites_memory_and_are_counted_before_they_are_computed(form):
     entries, fit = 1000, 6  # four vectors of float64 in a value, and the rounds
-    site, computed = runtime_of(entries, memory=fit * (4 * 8 * entries + 4)), []
-    compute = client_runtime._compute
-    monkeypatch.setattr(client_runtime, "_compute", lambda *given: computed.append(1) or compute(*given))
+    times = Noted()
+    site = runtime_of(entries, fit * (4 * 8 * entries + 4), times)
 
     def ask(expression, *needed):
         return site.answer(wire.encode(Request(expression, False, list(needed))))
@@ -284,7 +293,7 @@ def test_values_take_no_more_than_a_sites_memory_and_are_counted_before_they_are
             ask(Save(1, begun[: fit // 2 + 1], -1), *range(fit // 2))
         else:
             ask(begun)
-    assert len(computed) == fit
+    assert times.computed == fit
 
 
 def test_a_site_gives_a_run_its_memory(own_site, tmp_path):

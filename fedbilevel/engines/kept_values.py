@@ -23,7 +23,7 @@ class KeptValues:
     def __init__(self, largest_call: int | None, memory: float):
         usual = math.inf if largest_call is None else max(MOST_BYTES, MOST_TIMES * largest_call)
         self._most = min(usual, memory)
-        self._exception = "" if usual <= memory else " unless the site's policy has more memory"
+        self._remedy = "" if usual <= memory else " unless the site's policy has more memory"
         self._values: dict[int, Tree] = {}
         self._taken = 0  # bytes of the values kept when the present request began, and of all that it makes
         self._made = 0  # values that it makes
@@ -41,7 +41,7 @@ class KeptValues:
         self._made, self._taken = self._made + 1, self._taken + made
         if self._taken > self._most:
             raise InputError(
-                f"values here may take {self._most:,.0f} bytes, and these take {self._taken:,}: refused{self._exception}"
+                f"values here may take {self._most:,.0f} bytes, and these take {self._taken:,}: refused{self._remedy}"
             )
 
     def add(self, slot: int | None, value: Tree) -> Tree:
