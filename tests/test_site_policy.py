@@ -3,13 +3,21 @@
 import dataclasses
 import re
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from federations import SHARED_X, MemoryStore
 
 import fedbilevel as fb
 from fedbilevel.aggregations import configured
+from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.devices import memory_ceiling, require_memory
 from fedbilevel.engines import wire
+from fedbilevel.engines.answer_times import AnswerTimes
 from fedbilevel.engines.call_shapes import call_shapes
+from fedbilevel.engines.client_runtime import ClientRuntime
+from fedbilevel.engines.messages import Call, Evaluate, Request, Save
 from fedbilevel.errors import InputError
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.site_data import SiteData
@@ -212,9 +220,137 @@ def test_a_server_cannot_have_a_site_compute_without_end(algorithm, policy, line
     shapes = call_shapes(algorithm, task.population, task.x, task.y)
     with memory_ceiling(policy.memory * 1e9):
         if line is None:
-            return policy.agree_work(algorithm, task.population, shapes)
+            assert policy.agree_work(algorithm, task.population, shapes, 1)
+            return
         with pytest.raises(InputError, match=line):
-            policy.agree_work(algorithm, task.population, shapes)
+            policy.agree_work(algorithm, task.population, shapes, 1)
+
+
+ENDLESS = r"stirred has a loop whose length is not known before it runs, .* give the loop a bound, or have .* seconds = inf"
+
+
+@fb.algorithm
+class Stirred(fb.FedAvg):
+    """Stirs y until it is calm, or for so many turns."""
+
+    turns: int = fb.count(0, "turns at the most; 0: no limit", least=0)
+
+    @fb.at_client
+    def stirred(self, client, x, y):
+        def goes_on(carry):
+            k, y = carry
+            calm = jnp.abs(y).max() <= 1e-3
+            return ~calm & (k < self.turns) if self.turns else ~calm
+
+        return jax.lax.while_loop(goes_on, lambda carry: (carry[0] + 1, 0.5 * carry[1]), (0, y))[1]
+
+    def step(self, state, clients, key):
+        return state._replace(y=clients.draw().mean(self.stirred, state.x, state.y))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seconds", "line"),
+    [
+        (fb.SimFBO(local_steps=2 * 10**9, spread=1), 5.0, r"an answer of direction_sum would take \d+ minutes or more here"),
+        (fb.SimFBO(spread=2 * 10**9), 5.0, None),  # client 1 makes two steps
+        (fb.SimFBO(spread=2, local_steps=100), 5.0, None),
+        (fb.SimFBO(spread=2, rescale=True), 5.0, None),
+        (Stirred(), 5.0, ENDLESS),
+        (Stirred(), np.inf, None),
+        (Stirred(turns=2 * 10**9), 5.0, "an answer of stirred would take"),
+        (Stirred(turns=10), 5.0, None),
+    ],
+)
+def test_loops_of_unknown_length_count_as_long_as_they_can_be(algorithm, seconds, line):
+    task = Quadratic(clients=2, noise=0.1).build()
+    own = task.population.only(1)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    if line is None:
+        assert SitePolicy(seconds=seconds).agree_work(algorithm, own, shapes, 1)
+        return
+    with pytest.raises(InputError, match=line):
+        SitePolicy(seconds=seconds).agree_work(algorithm, own, shapes, 1)
+
+
+@pytest.mark.parametrize("function", ["local_y", "evaluate"])
+def test_what_a_request_computes_counts_together(function):
+    """Its metrics too, and before any of it is computed."""
+    algorithm, task = fb.FedAvg(), Quadratic(clients=1).build()
+    own, x, y = task.population.only(0), np.asarray(task.x), np.asarray(task.y)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    estimates = SitePolicy().agree_work(algorithm, own, shapes, 0).estimates
+    (seconds,) = (needed for (name, _), needed in estimates.items() if name == function)
+    site = ClientRuntime(algorithm, own, 0, 1.0, shapes, times=AnswerTimes(2.5 * seconds, estimates))
+    one = Evaluate(x, y) if function == "evaluate" else Call(function, np.zeros(2, np.uint32), (x, y), None)
+    for number in (1, 2, 1, 2):  # each request anew
+        site.answer(wire.encode(Request([one] * number, False, [])))
+    with pytest.raises(InputError, match=r"a request would take .* s or more here, and this site allows .* s: ask for less"):
+        site.answer(wire.encode(Request([one] * 3, False, [])))
+
+
+@pytest.mark.parametrize("name", SHARED_X)
+def test_no_algorithm_is_refused_for_what_its_defaults_have_a_site_compute(name):
+    algorithm = ALGORITHMS[name].configure(name, {})
+    task = Quadratic(clients=2, noise=0.1, lower_level=type(algorithm).lower_level).build()
+    own = task.population.only(1)
+    SitePolicy(seconds=1.0).agree_work(algorithm, own, call_shapes(algorithm, own, task.x, task.y), 1)
+
+
+class Noted(AnswerTimes):
+    """Counts what is computed next."""
+
+    computed = 0
+
+    def count(self, name, args):
+        self.computed += 1
+
+
+def runtime_of(x_entries, memory, times):
+    """A site with an x of its own of so many entries, which lets values take so many bytes."""
+
+    def loss(x, y, rows):
+        return jnp.mean((rows - y) ** 2) * x[0]
+
+    task = fb.Task.of(loss, loss, jnp.zeros(x_entries), jnp.zeros(1), lower=[np.ones((4, 1))], own_x=True)
+    algorithm, own = fb.FedPaceOwn(), task.population.only(0)
+    shapes = call_shapes(algorithm, own, task.x, task.y)
+    return ClientRuntime(algorithm, own, 0, 1.0, shapes, MemoryStore(), memory=memory, times=times)
+
+
+@pytest.mark.parametrize("form", ["kept", "not kept", "one after another", "saved"])
+def test_values_take_no_more_than_a_sites_memory_and_are_counted_before_they_are_computed(form):
+    entries, fit = 1000, 6  # four vectors of float64 in a value, and the rounds
+    times = Noted()
+    site = runtime_of(entries, fit * (4 * 8 * entries + 4), times)
+
+    def ask(expression, *needed):
+        return site.answer(wire.encode(Request(expression, False, list(needed))))
+
+    begun = [Call("begin", np.zeros(2, np.uint32), (), None if form == "not kept" else slot) for slot in range(fit + 1)]
+    with pytest.raises(
+        InputError, match="values here may take 192,024 bytes, and these take 224,028: refused unless the site's"
+    ):
+        if form == "one after another":
+            for slot, call in enumerate(begun):
+                ask(call, *range(slot))
+        elif form == "saved":
+            ask(begun[: fit // 2])
+            ask(Save(1, begun[: fit // 2 + 1], -1), *range(fit // 2))
+        else:
+            ask(begun)
+    assert times.computed == fit
+
+
+def test_a_site_gives_a_run_its_memory(own_site, tmp_path):
+    (tmp_path / "weights.py").write_text(OWN_X)
+    sha256 = sha256_of((tmp_path / "weights.py").read_bytes())
+    text = f'task = "weights"\nloader = "share"\n[policy]\nmemory = 2e-5\n[trusted]\n"{tmp_path / "weights.py"}" = "{sha256}"\n'
+    (tmp_path / "local" / "site.toml").write_text(text)
+    run = BeginMessage("weights", {}, "fedpace-own", {}, "float64", "ab", number=0, weight=1.0, names=("a", "b"))
+    assert own_site.begin(dataclasses.replace(run, code={"task": sha256}).encoded())[0]
+    begun = [Call("begin", np.zeros(2, np.uint32), (), slot) for slot in range(200)]
+    done, kind, line = own_site.answer(wire.encode(Request(begun, False, [])))
+    assert (done, kind) == (False, "refused") and line.startswith("values here may take 20,000 bytes")
 
 
 OWN_X = """

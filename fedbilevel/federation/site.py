@@ -39,7 +39,7 @@ from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
 from fedbilevel.federation.site_data import SiteData
-from fedbilevel.federation.site_store import DiskStore, make_room
+from fedbilevel.federation.site_store import CHECKPOINTS, DiskStore, make_room
 from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.report.suspects import SiteRows
@@ -176,8 +176,9 @@ class Site:
             if privacy is not None:
                 require_private(population, task.x, task.y)
             known = call_shapes(algorithm, population, task.x, task.y)
-            own.policy.agree_work(algorithm, population, known)
-        store = DiskStore(self._kit / "kept", run.identity)
+            times = own.policy.agree_work(algorithm, population, known, run.number)
+        memory = own.policy.memory * 1e9
+        store = DiskStore(self._kit / "kept", run.identity, CHECKPOINTS * memory)
         answers = None
         if privacy is not None:
             answers = PrivateAnswers(run, algorithm, population, known, _ledger(own))
@@ -191,7 +192,13 @@ class Site:
             answered = AnsweredSumsFile(self._kit / "sums", run.identity, run.names)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe, answered
+            *(algorithm, population, run.number, run.weight, known, store, rule, identity),
+            own=answers,
+            noise=noise,
+            observe=observe,
+            answered=answered,
+            memory=memory,
+            times=times,
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()

@@ -6,19 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core import randomness
+from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
-from fedbilevel.engines.call_shapes import EVALUATING, CallShapes
+from fedbilevel.engines.answer_times import AnswerTimes
+from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, Shape
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import in_words, largest_array, work
 from fedbilevel.settings import nearest
@@ -40,8 +43,8 @@ class SitePolicy:
     delta: float = 1e-5
     ledger: str = "../privacy"  # the folder of what they have been asked for, and of the secret; relative to site.toml
     colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
-    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
-    seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
+    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, any array of an answer, and values kept
+    seconds: float = 600.0  # that answers to one request may take by an optimistic estimate, whatever hyperparameters ask for
 
     def __post_init__(self) -> None:
         for name, unit in (("memory", "gigabytes"), ("seconds", "seconds")):
@@ -134,19 +137,42 @@ class SitePolicy:
         for shards in levels:
             require_memory("a minibatch", (batch or 0) * shards.row_bytes(), "lower batch_size")
 
-    def agree_work(self, algorithm: Algorithm, own: Population, shapes: CallShapes) -> None:
-        """Raise `InputError` if an answer would take too long here, or an array of it too much memory; nothing is computed."""
+    def agree_work(self, algorithm: Algorithm, own: Population, shapes: CallShapes, number: int) -> AnswerTimes:
+        """How long answers of client `number` take; `InputError` if one would take too long, or an array too much memory.
+
+        Nothing is computed.
+        """
+        seconds: dict[tuple[str, Shape], float] = {}
         for name, found in shapes.items():
-            for shape in found if name != EVALUATING else ():
-                program = jax.make_jaxpr(partial(_answer, algorithm, name))(own, randomness.key(0), shape.arguments.empty())
-                needed = work(program.jaxpr, rounds=1).seconds()
-                if needed > self.seconds:
-                    raise InputError(
-                        f"an answer of {name} would take {in_words(needed)} or more here, and this site allows "
-                        f"{in_words(self.seconds)}: lower the hyperparameters that say how much clients compute"
-                    )
-                require_memory(f"an array of {name}", largest_array(program.jaxpr), "lower the hyperparameters")
+            answer = _metrics if name == EVALUATING else partial(_answer, algorithm, name, np.int32(number))
+            for shape in found:
+                program = jax.make_jaxpr(answer)(own, randomness.key(0), shape.arguments.empty()).jaxpr
+                needed = work(program, rounds=1 if name == EVALUATING else None).seconds()
+                self._agree_seconds(name, needed)
+                if name != EVALUATING:
+                    require_memory(f"an array of {name}", largest_array(program), "lower the hyperparameters")
+                seconds[name, shape.arguments] = needed
+        return AnswerTimes(self.seconds, seconds)
+
+    def _agree_seconds(self, name: str, needed: float) -> None:
+        """Raise `InputError` if an answer would take too long."""
+        if needed <= self.seconds:
+            return
+        if needed == math.inf:
+            raise InputError(
+                f"{name} has a loop whose length is not known before it runs, and this site allows answers of "
+                f"{in_words(self.seconds)}: give the loop a bound, or have the site's policy say seconds = inf"
+            )
+        raise InputError(
+            f"an answer of {name} would take {in_words(needed)} or more here, and this site allows {in_words(self.seconds)}: "
+            "lower the hyperparameters or the knobs that say how much clients compute"
+        )
 
 
-def _answer(algorithm: Algorithm, name: str, own: Population, key: Array, args: tuple) -> Tree:
-    return getattr(algorithm, name)(own.alone(key, jnp.ones(()), jnp.int32(0)), *args)
+def _answer(algorithm: Algorithm, name: str, number: Any, own: Population, key: Array, args: tuple) -> Tree:
+    """The client's number is no traced value: the lengths of loops may follow from it."""
+    return getattr(algorithm, name)(own.alone(key, jnp.ones(()), number), *args)
+
+
+def _metrics(own: Population, key: Array, point: tuple) -> tuple[Array, Array]:
+    return ground_truth.metrics(own, *point), ground_truth.tests(own, *point)
