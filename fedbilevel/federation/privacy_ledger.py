@@ -37,8 +37,8 @@ class Ledger:
         if most is not None and not file.exists():
             raise Withheld(
                 "this site has a privacy budget and no ledger of what it has spent; its log says how to begin one",
-                f"there is no {file}: copy the whole folder of the ledger that these rows have had so far to {file.parent}, or "
-                f"name it in site.toml; if they have had none, begin it: mkdir -p {file.parent} && touch {file}",
+                "there is no ledger of what these rows have spent: copy the whole folder of the one that they have had so far, "
+                f"or name it in site.toml; if they have had none, begin it: install -Dm600 /dev/null {file}",
             )
         return cls(file.parent, most, delta)
 
