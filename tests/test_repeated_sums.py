@@ -50,7 +50,7 @@ class Runs:
         engine, runtimes = deployed(*where, self.stores, self.rule, signers, journal, answered)
         for m in away:
             del runtimes[m]
-        exchanged, made = engine.exchange.transport.ask, engine.secure._made
+        exchanged, made = engine.exchange.transport.ask, engine.secure.make
         types = EXPRESSIONS | wire.named_tuples(type(self.algorithm))
 
         def ask(requests):
@@ -66,7 +66,7 @@ class Runs:
             self.opened.setdefault(wire.encode(in_common(wanted[0][0])), []).append(sum_)
             return sum_
 
-        engine.exchange.transport.ask, engine.secure._made = ask, seen
+        engine.exchange.transport.ask, engine.secure.make = ask, seen
         return engine
 
     def begin(self, engine):

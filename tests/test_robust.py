@@ -239,7 +239,7 @@ def test_false_labels_are_at_the_liars_alone_and_not_in_what_is_measured():
         end, classes = int(ours.start[2]), int(theirs.rows.labels.max())
         np.testing.assert_array_equal(ours.rows.labels[:end], classes - theirs.rows.labels[:end])
         np.testing.assert_array_equal(ours.rows.labels[end:], theirs.rows.labels[end:])
-    with pytest.raises(InputError, match="label-flip is for rows with label or labels"):
+    with pytest.raises(InputError, match="label-flip needs rows with `label` or `labels`"):
         Attack.parse("label-flip:1").poisoned(Quadratic(clients=3).build().population)
 
 

@@ -106,7 +106,7 @@ class SecureExchange:
         lasts = self._begins or (measured and not of_kept)
         begun = self._opened.found(question) if self._opened else None
         if begun is None or begun.total is None:
-            begun = self._made(wanted, size, begun, lambda opened: self._store(question, opened, lasts))
+            begun = self.make(wanted, size, begun, lambda opened: self._store(question, opened, lasts))
             self._store(question, begun, lasts)
         else:
             again = {m: wanted[m] for m in begun.members if wanted[m][1]}
@@ -120,7 +120,7 @@ class SecureExchange:
         if self._opened is not None:
             self._opened.add(question, opened, lasts)
 
-    def _made(self, wanted: Wanted, size: int, begun: Opened | None, store: Callable[[Opened], None]) -> Opened:
+    def make(self, wanted: Wanted, size: int, begun: Opened | None, store: Callable[[Opened], None]) -> Opened:
         """A sum over those who are there, or over those with whom it was begun; `store` is shown them before it is opened."""
         from fedbilevel.engines.secure_sum import Prepared
 
