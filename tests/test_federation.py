@@ -19,7 +19,20 @@ import jax
 import numpy as np
 import psutil
 import pytest
-from real_federations import COMMAND, ENVIRONMENT, HERE, Running, assert_equal, command, free_port, rows, status, until
+from real_federations import (
+    COMMAND,
+    ENVIRONMENT,
+    HERE,
+    Running,
+    assert_equal,
+    command,
+    free_port,
+    port_of,
+    rows,
+    status,
+    tls,
+    until,
+)
 
 from fedbilevel.command import main
 from fedbilevel.federation.job import write_job
@@ -392,24 +405,11 @@ def beside_a_run(in_progress):
     assert in_progress.process.poll() is None
 
 
-def tls(port, certificate=None, source="127.0.0.1"):
-    """A connection with the certificate of a kit, or with none, from one of this machine's addresses."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if certificate:
-        context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)))
-
-
 def knock(port, certificate=None):
     """What a stranger learns who connects with the certificate of a kit, or with none."""
     with tls(port, certificate) as line:
         line.sendall(b"hello")
         return line.recv(100)
-
-
-def port_of(federation):
-    return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
 
 
 @pytest.mark.slow
