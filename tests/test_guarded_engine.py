@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,7 @@ from fedbilevel.federation import (
     job_launchers,
     listener,
     processes,
+    same_kit,
     sparse_log,
     supervise,
 )
@@ -235,6 +237,35 @@ def test_a_second_process_with_a_kit_is_refused_and_what_the_first_writes_is_pri
     before = os.umask(0o022)
     os.umask(before)
     assert before != 0o077
+
+
+def test_a_log_that_grows_while_its_process_runs_is_bounded(tmp_path, monkeypatch):
+    """Its process holds it open and goes on writing; what it wrote last is kept."""
+    (tmp_path / "a" / "startup").mkdir(parents=True)
+    monkeypatch.setattr(processes, "MOST_LOG", 10**5)
+    kit, console = processes.KitProcess(tmp_path / "a"), tmp_path / "a" / "console.txt"
+    talking = "import itertools, time\nfor n in itertools.count(): print(n, 100 * 'x', flush=True); time.sleep(1e-4)"
+    with console.open("ab") as out, subprocess.Popen([sys.executable, "-c", talking], stdout=out) as process:
+        sizes, begun_anew = [], 0
+        while begun_anew < 3:
+            time.sleep(0.05)
+            kit.bound_logs()
+            sizes.append(console.stat().st_size)
+            begun_anew += len(sizes) > 1 and sizes[-1] < sizes[-2]
+        process.kill()
+    assert max(sizes) <= 10**5 and len(list(console.parent.glob("*.txt"))) == 2
+    old = console.with_name("console.old.txt").read_text()
+    numbers = [int(line.split()[0]) for line in old.splitlines()[1:-1]]
+    assert len(old) > 10**5 and numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_a_site_that_is_connected_anew_is_not_taken_for_two(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(same_kit.time, "monotonic", lambda: now[0])
+    displacements = same_kit.Displacements()
+    assert not displacements.repeated("a") and not displacements.repeated("a") and not displacements.repeated("b")
+    now[0] += 61
+    assert not displacements.repeated("a") and not displacements.repeated("a") and displacements.repeated("a")
 
 
 def test_a_restarted_site_is_told_from_one_that_was_never_there():

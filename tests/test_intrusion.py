@@ -1,6 +1,8 @@
 """An admitted site and a server that go beyond what they may, and kits used otherwise than ours are: with real processes."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 import uuid
@@ -114,6 +116,18 @@ def test_a_kit_does_not_run_under_flares_own_programs(founded, kind):
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=kit, env=ENVIRONMENT)
     assert "this kit runs only under its guards: start it with 'fedbilevel federation start'" in done.stdout + done.stderr
     assert "Connector" not in done.stdout + done.stderr  # it neither connects nor listens
+
+
+@pytest.mark.slow
+def test_a_second_process_with_a_sites_kit_on_the_same_machine_is_reported(federation, tmp_path):
+    shutil.copytree(federation.folder / "target", tmp_path / "copy" / "target", ignore=shutil.ignore_patterns("*.txt", "*.log"))
+    line = r"target connects from 127\.0\.0\.1:\d+ and from 127\.0\.0\.1:\d+: does a second process use its kit\?"
+    assert not re.search(line, federation.log())
+    second = Running(tmp_path / "copy", "target")
+    try:
+        until(lambda: re.search(line, federation.log()), 60, "the line in the log")
+    finally:
+        second.stop()
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from nvflare.apis import workspace
 from nvflare.fuel.f3.cellnet import core_cell, net_agent, net_manager
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.drivers import socket_conn, tcp_driver
-from nvflare.fuel.f3.sfm import conn_manager
+from nvflare.fuel.f3.sfm import conn_manager, sfm_endpoint
 from nvflare.fuel.f3.streaming import blob_streamer
 from nvflare.fuel.hci.reg import CommandModuleSpec
 from nvflare.fuel.hci.server import login
@@ -35,6 +35,7 @@ from fedbilevel.federation.guarded_process import mark_guarded
 from fedbilevel.federation.job_launchers import is_job_id
 from fedbilevel.federation.listener import GuardedServer
 from fedbilevel.federation.message_gate import gated
+from fedbilevel.federation.same_kit import watched
 
 MOST_FRAME = 16 << 20  # bytes; FLARE sends what is larger in pieces of one megabyte
 MOST_GREETING = 1 << 14  # bytes
@@ -141,6 +142,7 @@ def install() -> None:
     _replace(signatures, "validate_admin_leaf_cert", _by(require_role))
     _replace(net_agent.NetAgent, "__init__", _deaf)
     _replace(net_manager.NetManager, "get_spec", _by(_no_commands))
+    _replace(sfm_endpoint.SfmEndpoint, "add_connection", watched)
     _replace(core_cell.CoreCell, "process_message", gated)
     _replace(core_cell.CoreCell, "_add_adhoc_connector", _by(_no_connector))
     _keep(ClientRequestProcessors.request_processors, lambda processor: set(processor.get_topics()), FOR_THE_SERVER)
