@@ -355,6 +355,7 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
     assert_equal(rows(out), rows(simulated("sampled")))
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
     port, kit = port_of(federation), federation.folder / SITES[-1]
@@ -413,6 +414,7 @@ def knock(port, certificate=None):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_without_a_certificate_the_door_is_shut(federation):
     with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -422,6 +424,7 @@ def test_without_a_certificate_the_door_is_shut(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
     command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
@@ -431,6 +434,7 @@ def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
     with socket.create_connection(("127.0.0.1", port_of(federation))):
@@ -457,6 +461,7 @@ def submitted(kit, user, path):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     shutil.copytree(federation.folder / "admin", tmp_path / "kit")
@@ -472,6 +477,7 @@ def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 @pytest.mark.parametrize("command", ["cells", "process_info server", "speed server 1000 1000", f"stop_cell {SITES[0]}"])
 def test_nobody_can_command_the_engines_network(federation, command):
@@ -498,6 +504,7 @@ def hung_up(line):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_site_that_connects_from_two_places_is_reported(federation):
     line = f"{SITES[0]} connects from 127.0.0.2 and from 127.0.0.1: does a second process use its kit?"
@@ -506,6 +513,7 @@ def test_a_site_that_connects_from_two_places_is_reported(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_an_announced_length_makes_no_process_take_memory(federation):
     """Neither with a site's certificate at the server's port, nor without any at the ports that are open on this machine."""
@@ -529,6 +537,7 @@ def peak(process):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_long_greeting_makes_no_process_take_memory(federation):
     """A million empty lists in one megabyte would be sixty."""
@@ -549,6 +558,7 @@ def test_a_long_greeting_makes_no_process_take_memory(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
@@ -559,6 +569,7 @@ def test_a_job_that_ships_code_is_refused(federation, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 @pytest.mark.parametrize("name", ["subprocess.Popen", "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"])
 def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path, name):
@@ -570,6 +581,7 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path, na
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation, in_progress):
     jobs = [p for name in ("server", *SITES) for p in federation.processes(name, "_process")]
@@ -589,6 +601,7 @@ def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation,
     assert not {name for name in set(os.listdir("/tmp")) - federation.in_tmp_before if "flare" in name.lower()}
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 def test_the_run_beside_all_that_is_unharmed_and_stops_at_ctrl_c(in_progress, simulated):
     in_progress.process.send_signal(signal.SIGINT)
@@ -619,6 +632,7 @@ def hostile(federation, simulated, tmp_path_factory):
     return json.loads((tmp_path / "run" / "fedbioacc" / "said.json").read_text()), tmp_path / "run", log
 
 
+@pytest.mark.intrusion
 @pytest.mark.parametrize(
     ("request_", "line"),
     [
@@ -643,6 +657,7 @@ def test_a_site_refuses_what_its_algorithm_does_not_ask_for(hostile, request_, l
     assert f"refused: {line}" in log  # in the site's own log
 
 
+@pytest.mark.intrusion
 @pytest.mark.parametrize("method", ["prepare", "_begin"])
 def test_a_site_answers_to_published_methods_alone(hostile, method):
     said, _, log = hostile
@@ -651,6 +666,7 @@ def test_a_site_answers_to_published_methods_alone(hostile, method):
     assert line in log
 
 
+@pytest.mark.intrusion
 def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
     _, run, _ = hostile
     assert_equal(rows(run), rows(simulated("fedbioacc")))
@@ -670,6 +686,7 @@ def lied(federation, tmp_path_factory):
     return [json.loads(line) for line in file.read_text().splitlines()], federation.log()
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite", "float32 2026-01-01 - all is well[2J"]
