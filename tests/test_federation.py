@@ -468,12 +468,13 @@ def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     for name in ("client.crt", "client.key"):
         shutil.copy(federation.folder / SITES[0] / "startup" / name, tmp_path / "kit" / "startup" / name)
     path = job(federation, tmp_path)
+    line = f"the certificate of {SITES[0]} does not speak for _admin_"
     assert "no session" in submitted(tmp_path / "kit", ADMIN, path)  # the certificate is not the administrator's
-    assert "failed to verify client identity" in federation.log()
+    refused = federation.log().count(line)
     config = tmp_path / "kit" / "startup" / "fed_admin.json"
     config.write_text(config.read_text().replace(ADMIN, SITES[0]))
     assert "no session" in submitted(tmp_path / "kit", SITES[0], path)  # it is the site's, but a site is no administrator
-    assert "the certificate has no role" in federation.log()
+    assert federation.log().count(line) > refused > 0
 
 
 @pytest.mark.slow
