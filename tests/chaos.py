@@ -1,20 +1,23 @@
 """Faults in a real federation on this machine's loopback: each run must end with the numbers of one that nothing disturbed.
 
-    python tests/chaos.py                            every kind of fault once, then 30 of random kinds
-    python tests/chaos.py --kinds site full_site     these kinds, once each
-    python tests/chaos.py --faults 5 --seed 2        so many of random kinds
+    python tests/chaos.py                            every kind of fault in every kind of run, then 12 drawn at random
+    python tests/chaos.py --kinds site full_site     these kinds of fault alone
+    python tests/chaos.py --faults 5 --seed 2        so many, all drawn at random
 
-Each fault happens at a random moment of a run of its own. A table says when, how long the run took and whether its metrics are
-those of the undisturbed run to the last bit. They may be others only from a row on that counts an absence, and an absence is
-allowed where a site is away for longer, or from the first row; otherwise the exit status is 1. A fault that found the run
-ended, or nothing to disturb, is made again in another run. Full disks are small ones that root can mount: others leave these
-kinds out.
+Runs are of two kinds: with plain means, and with secure sums over at least two of the three sites. Each fault happens at a
+random moment of a run of its own. A table says when, how long the run took and whether its metrics and its last x and y are
+those of the undisturbed run of its kind, to the last bit. They may be others only from a row on that counts an absence, and
+must be finite then. An absence is allowed where a site is away for longer; in the first row, only if the fault came before
+the run had a checkpoint, for then it begins anew, perhaps without a site. Otherwise the exit status is 1. A fault that found
+the run ended, or nothing to disturb, is made again in another run. Full disks are small ones that root can mount: others
+leave these kinds out.
 """
 
 import argparse
 import contextlib
 import errno
 import json
+import math
 import os
 import random
 import shutil
@@ -24,21 +27,35 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from real_federations import COMMAND, ENVIRONMENT, Running, command, free_port
 
 SITES = ["hospital-1", "hospital-2", "hospital-3"]
-RUN = ["quadratic", "fedbio-local", "--knob", "lower_level=local", "--knob", "noise=0.1", "--every", "50", "--rounds", "400"]
+PLAIN = ["quadratic", "fedbio-local", "--knob", "lower_level=local", "--knob", "noise=0.1", "--every", "50", "--rounds", "400"]
+RUNS = {"plain": PLAIN, "secure": [*PLAIN, "--aggregate", "secure-sum", "--set-aggregate", "at_least=2"]}
 LONGEST = 300  # seconds that a run with a fault may take
 PAUSES = [0.0, 2.0]  # seconds that a killed `federation start` stays away
 ROOM = 1 << 27  # bytes of a disk that is filled
-RANDOM = 30
+RANDOM = 12
 TRIES = 5  # to make a fault while there is something to disturb
 SAME, DIFFERENT = "the same", "DIFFERENT"
 
 
 class Missed(Exception):
     """There was nothing to disturb."""
+
+
+class Ended(NamedTuple):
+    """What came of a run."""
+
+    rows: list[dict]  # of metrics, without their seconds
+    point: dict[str, np.ndarray]  # the arrays of x and y
+    status: str
+    had_checkpoint: bool  # when the fault came
+    seconds: float
+    said: str
 
 
 class Chaos:
@@ -58,17 +75,18 @@ class Chaos:
         for kit in self.kits.values():
             kit.stop()
 
-    def run(self, name, fault=None, moment=0.0):
-        """The rows of a run, how long it took, and what it said; a fault happens that many seconds after its beginning.
+    def run(self, kind, name, fault=None, moment=0.0):
+        """A run of that kind; a fault happens that many seconds after its beginning.
 
         Raises `Missed`, once the run has ended, if there was nothing to disturb.
         """
         began, out = time.monotonic(), self.runs / name
-        words = "run", *RUN, "--federation", self.folder / "f", "--out", out
+        words = "run", *RUNS[kind], "--federation", self.folder / "f", "--out", out
         self.process = self._command(*words)
-        missed = False
+        missed = had_checkpoint = False
         if fault:
             time.sleep(moment)
+            had_checkpoint = bool(list(out.glob("*/checkpoint")))
             try:
                 if self.process.poll() is not None:
                     raise Missed
@@ -81,9 +99,12 @@ class Chaos:
             said += command(*(("resume", out) if list(out.glob("*/config.json")) else words), timeout=LONGEST).stdout
         if missed:
             raise Missed
-        (file,) = out.glob("*/metrics.jsonl")
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows], time.monotonic() - began, said
+        (folder,) = (file.parent for file in out.glob("*/metrics.jsonl"))
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+        status = json.loads((folder / "result.json").read_text())["status"]
+        with np.load(folder / "solution.npz") as point:
+            return Ended(rows, dict(point), status, had_checkpoint, time.monotonic() - began, said)
 
     def _command(self, *words):
         words = [*COMMAND, *map(str, words)]
@@ -199,48 +220,71 @@ FAULTS = [
 AWAY = [Chaos.site_for_good, Chaos.full_site]  # for longer: sites may be absent at any time
 
 
-def compared(rows, undisturbed, away):
-    """Whether a run has the numbers of the undisturbed one, at least until an absence, at the start or with a site away."""
-    if rows == undisturbed:
-        return SAME
-    present = [row["absences"] == 0 for row in rows]
-    until = present.index(False) if False in present else len(rows)
-    counted = (away or until == 0) and until < len(rows) == len(undisturbed) and rows[:until] == undisturbed[:until]
-    return f"the same until an absence, counted at round {rows[until]['rounds']}" if counted else DIFFERENT
+def compared(run, undisturbed, away):
+    """Whether a run has the numbers of the undisturbed one, at least until an absence that its fault excuses."""
+    rows, usual = run.rows, undisturbed.rows
+    if run.status != "finished" or len(rows) != len(usual):
+        return f"{DIFFERENT}: {run.status}, with {len(rows)} of {len(usual)} rows"
+    if rows == usual:
+        return SAME if bits(run.point) == bits(undisturbed.point) else f"{DIFFERENT}: x and y"
+    first = next(k for k in range(len(rows)) if rows[k] != usual[k])
+    at = f"round {rows[first]['rounds']}"
+    excused = away if first else not run.had_checkpoint
+    if not (rows[first]["absences"] and excused):
+        return f"{DIFFERENT}: metrics at {at}, with {rows[first]['absences']} absences"
+    if any(measured(row) != measured(other) for row, other in zip(rows, usual, strict=True)):
+        return f"{DIFFERENT}: metrics that are not finite, after an absence at {at}"
+    if run.point.keys() != undisturbed.point.keys() or not all(np.isfinite(v).all() for v in run.point.values()):
+        return f"{DIFFERENT}: x and y that are not finite, after an absence at {at}"
+    return f"the same until an absence, counted at {at}"
+
+
+def bits(point):
+    return {name: (value.dtype, value.shape, value.tobytes()) for name, value in point.items()}
+
+
+def measured(row):
+    """The names of a row's finite numbers."""
+    return {name for name, value in row.items() if value is not None and math.isfinite(value)}
 
 
 def main():
     root = os.geteuid() == 0
     kinds = {fault.__name__: fault for fault in FAULTS + FULL * root}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", nargs="+", choices=kinds, help="these kinds of fault alone, once each")
-    parser.add_argument("--faults", type=int, help="only so many, of random kinds")
+    parser.add_argument("--kinds", nargs="+", choices=kinds, help="these kinds of fault alone, once in every kind of run")
+    parser.add_argument("--faults", type=int, help="only so many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     choose = random.Random(given.seed)
-    few, many = given.kinds or kinds, RANDOM if given.faults is None else given.faults
-    faults = [] if given.faults is not None else [kinds[name] for name in few]
-    faults += [] if given.kinds else choose.choices([*kinds.values()], k=many)
+    every = [(run, fault) for fault in kinds.values() for run in RUNS]
+    faults = [(run, fault) for run, fault in every if given.faults is None and fault.__name__ in (given.kinds or kinds)]
+    faults += [] if given.kinds else choose.choices(every, k=RANDOM if given.faults is None else given.faults)
     different = 0
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as disks:
         chaos = Chaos(Path(folder), choose, disks if root else None)
         disks.callback(chaos.end)
-        undisturbed, whole, _ = chaos.run("undisturbed")
-        print(f"{'undisturbed':16} {whole:16.0f} s{'' if root else '; no full disks, which only root can mount'}", flush=True)
-        for number, fault in enumerate(faults):
+        undisturbed = {run: chaos.run(run, f"undisturbed-{run}") for run in RUNS}
+        for run, usual in undisturbed.items():
+            print(f"{run:7} {'undisturbed':16} {usual.seconds:16.0f} s", flush=True)
+            assert not compared(usual, usual, False).startswith(DIFFERENT), usual
+        if not root:
+            print("no full disks, which only root can mount")
+        for number, (run, fault) in enumerate(faults):
+            usual, name = undisturbed[run], f"{run:7} {fault.__name__:16}"
             for again in range(TRIES):
-                moment = choose.uniform(0, whole)
+                moment = choose.uniform(0, usual.seconds)
                 with contextlib.suppress(Missed):
-                    rows, seconds, said = chaos.run(f"{number}-{again}", fault, moment)
+                    ended = chaos.run(run, f"{number}-{again}", fault, moment)
                     break
-                print(f"{fault.__name__:16} after {moment:4.1f}          nothing to disturb: again", flush=True)
+                print(f"{name} after {moment:4.1f}          nothing to disturb: again", flush=True)
             else:
                 sys.exit(f"{fault.__name__} was not made in {TRIES} runs")
-            verdict = compared(rows, undisturbed, fault in AWAY)
-            different += verdict == DIFFERENT
-            print(f"{fault.__name__:16} after {moment:4.1f} {seconds:5.0f} s  {verdict}", flush=True)
+            verdict = compared(ended, usual, fault in AWAY)
+            different += verdict.startswith(DIFFERENT)
+            print(f"{name} after {moment:4.1f} {ended.seconds:5.0f} s  {verdict}", flush=True)
             if verdict != SAME:
-                print(said, flush=True)
+                print(ended.said, flush=True)
     print(f"{len(faults)} faults, {different} runs with other numbers")
     sys.exit(different > 0)
 

@@ -25,7 +25,17 @@ def weighted(population, weights):
     return dataclasses.replace(population, weights=weights / weights.sum(), equal_weights=equal)
 
 
-def deployed(algorithm, population, participation, start=None, stores=None, aggregation=Mean(), identities=None):  # noqa: B008
+def deployed(
+    algorithm,
+    population,
+    participation,
+    start=None,
+    stores=None,
+    aggregation=Mean(),  # noqa: B008
+    identities=None,
+    opened=None,
+    answered=None,
+):
     """The population behind a loopback transport, and its clients' runtimes.
 
     Where the start (x, y) is given both ends check shapes.
@@ -43,12 +53,13 @@ def deployed(algorithm, population, participation, start=None, stores=None, aggr
             aggregation,
             identities and identities[m],
             noise=ServersKeys(m) if aggregation.clients_add_noise else None,
+            answered=answered and answered[m],
         )
         for m in range(population.size)
     }
     signatures = identities and identities[0]
     engine = DeployedEngine(
-        Loopback(runtimes), population, participation, known, aggregation=aggregation, signatures=signatures
+        Loopback(runtimes), population, participation, known, aggregation=aggregation, signatures=signatures, opened=opened
     )
     return engine, runtimes
 

@@ -18,13 +18,14 @@ from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.tasks.base import Task
 
-X, LOSS, U, LOWER, ROWS, PAST = (
+X, LOSS, U, LOWER, ROWS, PAST, Y_SEES_F = (
     "x hardly moved",
     "The upper loss ends above its start",
     "u ends at its bound, radius = ",
     "The lower level is not followed",
     "Standardise its columns",
     "test_accuracy was better earlier in the run",
+    "y also descends f",
 )
 
 
@@ -186,3 +187,27 @@ def test_run_prints_the_lines_and_the_page_has_them(run, tmp_path):
     assert line == f"warning: simfbo: {stored[0]}"
     shown = {run["label"]: run["warnings"] for run in contents(RunFolder.find(tmp_path / "here"))["runs"]}
     assert sorted(shown.values()) == [[], stored]
+
+
+@pytest.mark.parametrize("algorithm", [fb.FedPace(), fb.MeFBO(penalty=1.0, proximal=50.0)])
+@pytest.mark.parametrize("random_labels", [False, True])
+def test_a_y_that_is_good_only_since_it_descends_f_is_said(algorithm, random_labels):
+    draw = np.random.default_rng(0)
+    features = draw.normal(size=(3, 80, 5))
+    rows = [{"features": a, "label": (a.sum(1) > 0).astype(float)} for a in features]
+    lower, upper = ([{name: a[k::2] for name, a in r.items()} for r in rows] for k in (0, 1))
+    if random_labels:
+        lower = [{**r, "label": draw.permutation(r["label"])} for r in lower]
+
+    def f(x, y, rows):
+        score = jnp.tanh(rows["features"] @ y["hidden"]) @ y["out"]
+        return jnp.mean(jax.nn.softplus((1 - 2 * rows["label"]) * score))
+
+    def g(x, y, rows):
+        return f(x, y, rows) + jnp.exp(x) * (jnp.sum(y["hidden"] ** 2) + jnp.sum(y["out"] ** 2))
+
+    y = {"hidden": draw.normal(0, 0.5, (5, 8)), "out": draw.normal(0, 0.5, 8)}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        fb.solve(f, g, np.array(-5.0), y, lower=lower, upper=upper, algorithm=algorithm, rounds=100, batch_size=8)
+    assert any(str(w.message).startswith(Y_SEES_F) for w in warned) == random_labels, [str(w.message) for w in warned]

@@ -53,6 +53,41 @@ def test_the_operations_of_loops_are_counted_with_their_lengths():
     assert large == duration.Work(large=2e6)
 
 
+def counting(start, stop, step=1, also=lambda a: a[0] < 9.0):
+    def program(a):
+        def goes_on(c):
+            return (c[0] < stop) & also(c[1])
+
+        return lax.while_loop(goes_on, lambda c: (c[0] + step, jnp.sin(c[1])), (start, a))
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "turns"),
+    [
+        (counting(3, 20), 17),
+        (counting(20, 3), 0),
+        (counting(3, 20, also=lambda a: (a[0] < 9.0) | (a[1] > 0)), 17),
+        (counting(3, 20, step=4), 5),
+        (counting(3, 20, step=0), np.inf),
+        (counting(3.0, 20.0, step=1e-30), np.inf),
+        (counting(3, 20, step=-1), np.inf),
+        (lambda a: counting(0, a[0])(a), np.inf),
+        (lambda a: counting(a[0], 5)(a), np.inf),
+        (lambda a: lax.while_loop(lambda c: (c[0] < 5) | (c[1][0] < 9.0), lambda c: (c[0] + 1, c[1]), (0, a)), np.inf),
+        (lambda a: lax.while_loop(lambda c: c[1][0] < 5, lambda c: (c[0] + 1, c[1]), (0, a)), np.inf),
+        (lambda a: lax.fori_loop(0, a.astype(int)[0], lambda k, v: jnp.sin(v), a), np.inf),
+        (lambda a: lax.fori_loop(0, np.int32(6) % 5 + 3, lambda k, v: jnp.sin(v), a), 4),
+        (lambda a: lax.scan(lambda c, _: (counting(0, 6)(c)[1], None), a, length=5)[0], 5 + 5 * 6),
+        (lambda a: lax.cond(a[0] > 0, counting(0, 6), lambda a: (0, a), a), 6),
+    ],
+)
+def test_a_loop_that_cannot_communicate_turns_as_often_as_it_can(program, turns):
+    found = duration.work(jax.make_jaxpr(program)(jnp.ones(3)).jaxpr, rounds=None)
+    assert found.turns == turns and (found.seconds() == np.inf) == (turns == np.inf)
+
+
 def test_only_large_operations_are_split_among_cores(monkeypatch):
     monkeypatch.setattr(duration.os, "cpu_count", lambda: 4)
     assert duration.Work(small=duration.OF_A_CORE, large=duration.OF_A_CORE).seconds() == 1.25

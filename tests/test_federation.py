@@ -117,11 +117,19 @@ def test_sites_that_insist_on_secure_sums_have_them_and_nothing_else(federation,
         np.testing.assert_allclose([a[n] for n in names], [b[n] for n in names], rtol=1e-4)
 
 
+def begin_ledger(kit):
+    """What its owner does before a first run with a budget."""
+    (kit / "privacy").mkdir(exist_ok=True)
+    (kit / "privacy" / "ledger.jsonl").touch()
+    return kit / "privacy" / "ledger.jsonl"
+
+
 @pytest.mark.slow
 def test_sites_with_a_privacy_budget_keep_to_it_over_all_runs(federation, tmp_path):
     for site in SITES:
         with (federation.folder / site / "local" / "site.toml").open("a") as file:
             file.write("[policy]\nepsilon = 7\n")
+        begin_ledger(federation.folder / site)
     words = ["run", "quadratic", "simfbo", *SMALL, "--rounds", "20", "--every", "10", "--loss-bound", "1e12"]
     words += ["--federation", federation.folder]
     try:
@@ -144,11 +152,11 @@ def test_sites_that_trust_no_server_have_sums_with_their_own_noise_within_their_
     for site in SITES:
         with (federation.folder / site / "local" / "site.toml").open("a") as file:
             file.write("[policy]\nsecure_sum = true\nat_least = 3\nepsilon = 30\n")
-    ledgers = [federation.folder / site / "privacy" / "ledger.jsonl" for site in SITES]
+    ledgers = [begin_ledger(federation.folder / site) for site in SITES]
     words = ["run", "quadratic", "simfbo", *SMALL, "--rounds", "20", "--loss-bound", "1e12", "--federation", federation.folder]
 
     def paid():
-        return [len(file.read_text().splitlines()) if file.exists() else 0 for file in ledgers]
+        return [len(file.read_text().splitlines()) for file in ledgers]
 
     before = paid()
     try:
@@ -329,6 +337,38 @@ def test_a_run_outlives_a_slow_site_and_one_that_dies_comes_back_and_dies_again(
     assert alone[-1] == len(found) - 1 and alone != list(range(alone[0], len(found))), absences  # it was there in between
     assert all(np.isfinite(row["upper_loss"]) for row in found)
     federation.await_sites()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [False, True])
+def test_no_secure_sum_is_asked_for_twice_of_other_sites_when_a_site_dies_and_the_server_too(
+    federation, started, tmp_path, later
+):
+    out, rounds, before = tmp_path / "deployed", 400, {name: len(federation.log(name)) for name in ("server", *SITES)}
+    patience = ["--round-timeout", 5] if later else []
+    process = started(federation, out, *LOCAL, "--aggregate", "secure-sum(at_least=2)", *patience)
+    until(lambda: list(out.glob("*/checkpoint")) or process.poll() is not None, 90, "a checkpoint")
+    federation.last.kill()
+    if later:
+        until(lambda: "client 2 is left out" in federation.log()[before["server"] :], 60, "the killed site to be missed")
+    federation.last.start()
+    job = next(out.glob("*/config.json")).with_name("job.json")
+    until(lambda: not job.exists() or process.poll() is not None, 90, "the job's end, for the site that is back")
+    until(lambda: job.exists() and "begun" in job.read_text(), 90, "the next job's beginning")
+    kill_once(federation, out, "server", "runner_process", process)
+    stdout, stderr = process.communicate(timeout=180)
+    assert process.returncode == 0, stdout + stderr
+    assert stdout.count("continuing from the last checkpoint") == 2
+    (file,) = out.glob("*/metrics.jsonl")
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["rounds"] for row in found] == list(range(0, rounds + 1, 50))
+    assert all(np.isfinite(row["upper_loss"]) for row in found)
+    assert not later or any(row["absences"] for row in found)
+    for name in ("server", *SITES):
+        assert "in a sum over other sites" not in federation.log(name)[before[name] :]
+    identity = json.loads((out / "fedbio-local" / "config.json").read_text())["identity"]
+    answered = [(federation.folder / site / "sums" / identity).stat().st_size // 32 for site in SITES]
+    assert answered[0] == answered[1] >= answered[2] > 0
 
 
 @pytest.mark.slow

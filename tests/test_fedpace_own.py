@@ -1,5 +1,6 @@
 """FedPace-Own: the x of FedPace in parts that stay at their clients, in both engines and in every message."""
 
+from collections import namedtuple
 from functools import partial
 
 import jax
@@ -9,11 +10,12 @@ import pytest
 from federations import MemoryStore, deployed, trajectory
 
 import fedbilevel as fb
+from fedbilevel.algorithms import fedpace
 from fedbilevel.algorithms.fedpace_own import Own
 from fedbilevel.core.participation import Dropouts, Everyone, Uniform
 from fedbilevel.core.sets import EVERYWHERE, Box
 from fedbilevel.engines import wire
-from fedbilevel.engines.messages import EXPRESSIONS, Call, Encode, Evaluate, Kept, Part, Request, Save, Store
+from fedbilevel.engines.messages import EXPRESSIONS, Call, Encode, Evaluate, Kept, Part, Request, Save, Saved, Store
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.runs.derivative_counts import Tally
@@ -25,7 +27,7 @@ LOOK, NAMED = 10**6, wire.named_tuples(fb.FedPaceOwn)  # a step under which noth
 OWN, WHOLE = fb.FedPaceOwn(minibatches=2), fb.FedPace(minibatches=2)
 
 
-def cleaning(own, within=EVERYWHERE, weights=None, bent=0.0, batch_size=None):
+def cleaning(own, within=EVERYWHERE, weights=None, bent=0.0, batch_size=None, width=WIDTH):
     """Weighted regressions; x is the clients' own parts, or these in one vector. With `bent` y's problem is not convex."""
 
     def losses(y, rows):
@@ -42,12 +44,12 @@ def cleaning(own, within=EVERYWHERE, weights=None, bent=0.0, batch_size=None):
     rng = np.random.default_rng(0)
 
     def rows(m, n):
-        inputs = rng.standard_normal((n, WIDTH))
+        inputs = rng.standard_normal((n, width))
         place = np.arange(n, dtype=np.int32) + (0 if own else m * LONGEST)
-        return {"inputs": inputs, "target": inputs @ np.ones(WIDTH) + rng.standard_normal(n) * (1 + m), "place": place}
+        return {"inputs": inputs, "target": inputs @ np.ones(width) + rng.standard_normal(n) * (1 + m), "place": place}
 
     lower, upper = ([rows(m, n) for m, n in enumerate(SIZES)] for _ in range(2))
-    start = jnp.zeros(LONGEST if own else LONGEST * CLIENTS), jnp.full(WIDTH, 0.3)
+    start = jnp.zeros(LONGEST if own else LONGEST * CLIENTS), jnp.full(width, 0.3)
     return fb.Task.of(f, g, *start, lower=lower, upper=upper, x_set=within, weights=weights, own_x=own, batch_size=batch_size)
 
 
@@ -187,6 +189,77 @@ def test_a_server_can_neither_ask_for_x_nor_choose_it():
         with pytest.raises(InputError, match="metrics are computed at this client's own x alone: refused"):
             runtimes[0].answer(wire.encode(Request(Evaluate(given, np.zeros(WIDTH)), True, [94])))
     assert runtimes[0].answer(wire.encode(Request(Evaluate(Part(begun, (0,)), np.zeros(WIDTH)), True, [])))
+
+
+KEY = np.zeros(2, np.uint32)
+
+
+@pytest.fixture(scope="module")
+def attacked():
+    """A site that has taken part in a run where y is as long as x, what it keeps as the server names it, and y and u."""
+    task, stores = cleaning(True, width=LONGEST), [MemoryStore() for _ in SIZES]
+    engine, runtimes = deployed(OWN, task.population, Everyone(), (task.x, task.y), stores)
+    states, _ = run(engine, task, 3)
+    slot = states[-1].own.at(0).held.slot
+
+    def ask(expression, reply=True):
+        runtimes[0].answer(wire.encode(Request(Save(LOOK, [Kept(slot)], LOOK), False, [slot])))
+        return wire.decode(runtimes[0].answer(wire.encode(Request(expression, reply, [slot]))), NAMED)
+
+    yield ask, Kept(slot), np.asarray(states[-1].y)
+
+
+def answered(own, y, u):
+    """What a site would keep and send."""
+    return Call("own_answer", KEY, (own, y, u, np.float64(0), np.bool_(False)), None)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, -1])
+@pytest.mark.parametrize("saved", [False, True])
+def test_no_part_of_what_a_site_keeps_to_itself_takes_the_place_of_what_the_server_sends(attacked, place, saved):
+    """A y as long as x can be asked for: with u = x_m the site would answer with a linear map of x_m."""
+    ask, kept, y = attacked
+    own = Saved(LOOK, 0, 98) if saved else kept
+    made = answered(own, y, y)
+    for part in (Part(own, (place,)), Part(made, (0, place)), Part(Part(made, (0,)), (place,)), Part(made, (-2, place))):
+        tried = [Call("look", KEY, (part,), None), Evaluate(Part(own, (0,)), part)]
+        for asked in (answered(own, part, y), answered(own, y, part), answered(Part(made, (0,)), y, part)):
+            share = Call("share", KEY, (asked,), None)
+            tried += [share, Encode(share, [], None, KEY, 97), Encode(share, [], Part(asked, (1,)), KEY, 97)]
+        tried.append(Encode(Call("look", KEY, ([part],), None), [0], part, KEY, 97))
+        for expression in tried:
+            with pytest.raises(InputError, match="refused"):
+                ask(expression)
+        for expression in (part, [part], Save(1, [part], -1), Call("move", KEY, (own, part, np.bool_(False)), 96)):
+            with pytest.raises(InputError, match="refused"):
+                ask(expression, reply=False)
+    assert np.isfinite(ask(Call("share", KEY, (answered(own, y, y),), None)).u).all()
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4, -5, 5])
+def test_metrics_are_at_x_and_at_nothing_else_that_is_as_long(attacked, place):
+    ask, kept, y = attacked
+    assert np.isfinite(ask(Evaluate(Part(kept, (0,)), y))).all()
+    with pytest.raises(InputError, match="metrics are computed at this client's own x alone: refused"):
+        ask(Evaluate(Part(kept, (place,)), y))
+
+
+def test_a_value_that_a_site_has_takes_no_place_that_is_the_servers(attacked):
+    """Even if it is not private: what is computed with it could tell what it is."""
+    ask, kept, y = attacked
+    sent = Part(answered(kept, y, y), (1, 0))
+    for expression in (Call("look", KEY, (sent,), None), Call("share", KEY, (answered(kept, sent, y),), None)):
+        with pytest.raises(InputError, match="is asked with values kept here where this algorithm sends them, or sent"):
+            ask(expression)
+
+
+def test_what_is_private_stays_so_on_the_disk_whatever_else_has_its_name(monkeypatch):
+    monkeypatch.setattr(fedpace, "Own", namedtuple("Own", Own._fields), raising=False)
+    task, stores = cleaning(True), [MemoryStore() for _ in SIZES]
+    _, runtimes = deployed(OWN, task.population, Everyone(), (task.x, task.y), stores)
+    for expression in (Save(1, [Call("begin", KEY, (), None)], -1), Saved(1, 0, 9)):
+        runtimes[0].answer(wire.encode(Request(expression, False, [9])))
+    assert runtimes[0].answer(wire.encode(Request(Evaluate(Part(Kept(9), (0,)), np.zeros(WIDTH)), True, [9])))
 
 
 def test_the_work_at_clients_is_that_of_fedpace():

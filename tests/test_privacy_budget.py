@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,7 @@ from fedbilevel.engines.call_shapes import call_shapes
 from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.loopback import Loopback
 from fedbilevel.errors import InputError
+from fedbilevel.federation import site
 from fedbilevel.federation.begin_message import BeginMessage
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
@@ -179,3 +182,53 @@ def test_a_policy_with_a_budget_refuses_runs_without_privacy_and_tables():
         policy.agree_to_open_sums()
     with pytest.raises(InputError, match="epsilon must be above 0"):
         SitePolicy(epsilon=0.0)
+
+
+class Kits:
+    """Kits of one site, one in each federation that it takes part in, whose `site.toml` is the same."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.patch = folder, monkeypatch
+        self.patch.setattr(site, "keep_compiled", lambda kit: None)
+
+    def begun(self, federation, policy, rounds=3):
+        """What the site says to a run of so many rounds that keeps its rows private."""
+        kit = self.folder / federation
+        (kit / "local").mkdir(parents=True, exist_ok=True)
+        (kit / "local" / "site.toml").write_text(f'task = "quadratic"\nloader = "share"\n[policy]\n{policy}\n')
+        workspace = SimpleNamespace(get_root_dir=lambda: str(kit))
+        self.patch.setattr(site, "collab", SimpleNamespace(caller="server", workspace=workspace))
+        here = site.Site()
+        here.prepare()
+        knobs = {"clients": 2, "noise": 0.1, "rows": 32}
+        run = BeginMessage("quadratic", knobs, "simfbo", {}, "float64", "ab", 0, 1.0, names=("a", "b"))
+        return here.begin(dataclasses.replace(run, privacy="rows(noise=5)", planned={"direction_sum": rounds}).encoded())
+
+
+def test_a_new_kit_does_not_begin_a_new_budget_by_itself(tmp_path, monkeypatch, caplog):
+    kits = Kits(tmp_path, monkeypatch)
+    done, kind, line = kits.begun("first", "epsilon = 8")
+    assert (done, kind) == (False, "refused") and line.endswith("no ledger of what it has spent; its log says how to begin one")
+    assert (
+        str(tmp_path) not in line
+        and f"begin it: install -Dm600 /dev/null {tmp_path / 'first' / 'privacy' / 'ledger.jsonl'}" in caplog.text
+    )
+    assert not (tmp_path / "first" / "privacy").exists()
+    (tmp_path / "first" / "privacy").mkdir()
+    (tmp_path / "first" / "privacy" / "ledger.jsonl").touch()
+    assert kits.begun("first", "epsilon = 8")[0]
+    assert not kits.begun("again", "epsilon = 8")[0]  # the federation was created again
+    shutil.copytree(tmp_path / "first" / "privacy", tmp_path / "again" / "privacy")
+    assert kits.begun("again", "epsilon = 8")[0]
+    assert kits.begun("without", "")[0]  # a budget
+
+
+def test_federations_over_the_same_rows_have_one_budget(tmp_path, monkeypatch):
+    kits, policy = Kits(tmp_path, monkeypatch), f'epsilon = 2\nledger = "{tmp_path}/rows"'
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "ledger.jsonl").touch()
+    Ledger(tmp_path / "rows", None, 1e-5).charge("cd", b"1", Counter({Event(1.0, 3.0): 20}))
+    for name in ("first", "second"):
+        done, _, line = kits.begun(name, policy)
+        assert not done and "this run would spend" in line and not (tmp_path / name / "privacy").exists()
+    assert kits.begun("second", 'epsilon = 20\nledger = "../../rows"')[0]  # from site.toml

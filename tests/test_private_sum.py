@@ -23,7 +23,6 @@ from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import InputError
 from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
-from fedbilevel.federation.server import on_repeated_sums
 from fedbilevel.federation.site_policy import SitePolicy
 from fedbilevel.runs.simulation import simulation
 from fedbilevel.tasks.quadratic import Quadratic
@@ -298,14 +297,6 @@ def test_a_site_pays_for_every_sum_and_refuses_what_exceeds_its_budget(tmp_path)
         OwnNoise("a", configured("private-sum(epsilon=3)"), ledger)
     with pytest.raises(InputError, match="is too small for sums of 32 bits"):  # so that it would be rounded away
         OwnNoise("a", configured(f"private-sum(noise=0.5, cohort={2**27})"), ledger)
-
-
-def test_a_run_that_asks_for_sums_again_says_that_they_are_paid_for_again(tmp_path):
-    assert on_repeated_sums(configured(RULE), tmp_path) == []
-    (tmp_path / "metrics.jsonl").touch()
-    assert on_repeated_sums(configured("secure-sum"), tmp_path) == []
-    (line,) = on_repeated_sums(configured(RULE), tmp_path)
-    assert "sites pay again, and the metric epsilon counts them once" in line
 
 
 def test_policies_take_it_for_what_it_is():

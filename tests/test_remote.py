@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -417,6 +418,25 @@ def test_a_store_keeps_two_checkpoints_of_few_runs_and_detects_damage(tmp_path):
             DiskStore(tmp_path, wrong)
 
 
+def test_a_store_takes_no_more_of_the_disk_than_it_may_and_has_the_oldest_runs_go_first(tmp_path):
+    digest, data = 32, bytes(968)
+    for k, run in enumerate(("aa", "bb", "cc")):
+        DiskStore(tmp_path, run, 3500).save(1, data, keep=-1)
+        os.utime(tmp_path / run, (k, k))
+    store = DiskStore(tmp_path, "dd", 3500)
+    store.save(1, data, keep=-1)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"bb", "cc", "dd"}
+    store.save(2, data, keep=1)
+    store.save(3, data, keep=2)
+    assert {folder.name for folder in tmp_path.iterdir()} == {"cc", "dd"} and store.load(2) == store.load(3) == data
+    too_much = bytes(3500 - len(data) - 2 * digest + 1)
+    with pytest.raises(InputError, match="values of two checkpoints would take 3,501 bytes of this site's disk, and 3,500 are"):
+        store.save(4, too_much, keep=3)
+    assert store.load(3) == data and DiskStore(tmp_path, "cc").load(1) == data
+    store.save(4, too_much[1:], keep=3)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("step-*")) == 3500
+
+
 @pytest.mark.parametrize("n", [0, 5, 2**32 + 7, 2**50])
 def test_counts_on_the_host_become_counts_in_compiled_code_exactly(n):
     assert Totals().plus(Traffic.of(Totals(3, n, n // 2))) == Totals(3, n, n // 2)
@@ -498,6 +518,26 @@ def test_a_value_read_from_disk_does_not_keep_the_rest_of_its_file_alive(monkeyp
         runtimes[0].answer(wire.encode(Request(expression, False, [3])))
     np.testing.assert_array_equal(added[-1], task.y)
     assert added[-1].base is None
+
+
+def test_a_request_reads_a_file_once():
+    class Counted(MemoryStore):
+        loads = 0
+
+        def load(self, step):
+            Counted.loads += 1
+            return super().load(step)
+
+    task = Quadratic(clients=2).build()
+    _, runtimes = deployed(fb.FedAvg(), task.population, Everyone(), (task.x, task.y), [Counted(), Counted()])
+    runtimes[0].answer(wire.encode(Request(Save(1, [Store(task.x, 1), Store(task.y, 2)], -1), False, [])))
+    for loads in (1, 2):
+        runtimes[0].answer(wire.encode(Request([Saved(1, k % 2, k) for k in range(500)], False, [])))
+        assert Counted.loads == loads
+    with pytest.raises(InputError, match="of step 1 2 values are saved here, and none at 2: refused"):
+        runtimes[0].answer(wire.encode(Request(Saved(1, 2, 3), False, [])))
+    with pytest.raises(InputError, match=f"more than {MOST_KEPT} values"):
+        runtimes[0].answer(wire.encode(Request([Evaluate(task.x, task.y)] * (MOST_KEPT + 2), False, [])))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_rules_are_their_definitions_on_those_who_take_part(text, seed, f, absen
     np.testing.assert_allclose(combined(with_f, active, v, z), expected, rtol=1e-6)
 
 
-BYZFL = json.loads(Path(__file__).with_name("byzfl-0.0.11.json").read_text())  # what byzfl makes of these vectors
+BYZFL = json.loads(Path(__file__).with_name("byzfl-0.0.11.json").read_text())  # which byzfl_values.py makes
 
 
 @pytest.mark.parametrize("before", ["none", "nnm"])
@@ -92,12 +92,53 @@ def test_rules_have_byzfls_values(case, before):
         np.testing.assert_allclose(made, expected, rtol=1e-8, atol=1e-8, err_msg=text)
 
 
+@pytest.mark.parametrize("case", BYZFL["bucketing"], ids=lambda case: f"{len(case['vectors'])} by {case['bucket']}")
+@pytest.mark.parametrize("text", BYZFL["bucketing"][0]["reached"])
+def test_bucketing_leads_to_all_values_that_byzfls_leads_to_and_no_others(case, text):
+    chosen = dict(byzantine=case["byzantine"], before="bucketing", bucket=case["bucket"])
+    rule, v = dataclasses.replace(configured(text), **chosen), jnp.asarray(case["vectors"])
+    made = jax.vmap(lambda key: rule.combine(jnp.ones(len(v)), v, None, key))(jax.random.split(jax.random.key(0), 300))
+    apart = np.abs(np.asarray(made)[:, None] - np.asarray(case["reached"][text])).max(-1)
+    assert apart.min(0).max() < 1e-7 and apart.min(1).max() < 1e-7
+
+
 @pytest.mark.parametrize("case", BYZFL["attacks"])
 @pytest.mark.parametrize("text", ["ipm:3:0.7", "alie:3:1.5"])
 def test_attacks_have_byzfls_values(case, text):
-    rows = jnp.concatenate([jnp.zeros((3, D)), jnp.asarray(case["honest"])])
-    made = Attack.parse(text).corrupted(jnp.arange(9), jnp.ones(9, bool), rows, None, jax.random.key(0))
-    np.testing.assert_allclose(made[:3], [case[text]] * 3, rtol=1e-8)
+    np.testing.assert_allclose(lies(text, np.zeros(D), case["honest"]), [case[text]] * 3, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", BYZFL["attacks"])
+def test_mirrored_answers_are_byzfls_of_liars_whose_own_is_the_honest_mean(case):
+    """byzfl's liars have no answers of their own: all send the honest mean mirrored, which is also our ipm with strength 1."""
+    for text in ("sign-flip:3", "ipm:3:1"):
+        made = lies(text, np.mean(case["honest"], 0), case["honest"])
+        np.testing.assert_allclose(made, [case["sign-flip"]] * 3, rtol=1e-8, atol=1e-9)
+
+
+def lies(text, own, honest):
+    """What three liars send, each of whom has the same answer."""
+    rows = jnp.concatenate([jnp.asarray([own] * 3), jnp.asarray(honest)])
+    return Attack.parse(text).corrupted(jnp.arange(9), jnp.ones(9, bool), rows, None, jax.random.key(0))[:3]
+
+
+def test_noise_is_distributed_as_byzfls():
+    case = BYZFL["noise"]
+    made = Attack.parse(f"noise:1:{case['strength']}").corrupted(
+        jnp.arange(3), jnp.ones(3, bool), jnp.zeros((3, 100_000)), None, jax.random.key(0)
+    )
+    assert abs(float(made[0].mean()) - case["mean"]) < 0.03
+    np.testing.assert_allclose(made[0].std(), case["deviation"], rtol=0.01)
+
+
+@pytest.mark.parametrize("named", ["label", "labels"])
+def test_false_labels_are_byzfls_whatever_the_field_is_called(named):
+    case = BYZFL["label-flip"]
+    rows = [{named: np.asarray(labels)} for labels in (case["labels"], range(case["classes"]))]
+    task = fb.Task.of(lambda x, y, r: x * y, lambda x, y, r: y**2, 1.0, 1.0, lower=rows)
+    population = Attack.parse("label-flip:1").poisoned(task.population)
+    for shards in (population.lower, population.upper):
+        np.testing.assert_array_equal(shards.rows[named], [*case["false"], *range(case["classes"])])
 
 
 def test_without_a_point_that_answers_are_near_the_centre_is_zero():
@@ -128,18 +169,40 @@ def test_bucketing_averages_random_groups_of_those_who_take_part():
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum", "centred-clipping", "geometric-median"])
-@pytest.mark.parametrize("before", ["none", "nnm"])
+@pytest.mark.parametrize("before", ["none", "nnm", "bucketing"])
 def test_two_huge_answers_of_nine_move_no_rule_far(name, before):
     v = np.random.default_rng(1).normal(size=(N, D))
     v[:2] = 1e6
-    made = combined(f"{name}(byzantine=2, before={before})", np.ones(N, bool), v)
-    assert np.abs(made).max() < 10  # the mean is 2e5 away
+    rule = f"{name}(byzantine=2, before={before})"
+    require(rule, N)
+    for key in range(20):  # groups are random
+        assert np.abs(combined(rule, np.ones(N, bool), v, key=key)).max() < 10  # the mean is 2e5 away
 
 
-def test_more_liars_than_a_round_can_bear_are_refused():
-    task = Quadratic(clients=6).build()
-    with pytest.raises(InputError, match="byzantine must be below half of the 4 clients of a round; given: 2"):
-        SimulatedEngine(task.population, Uniform(4), aggregation=configured("krum(byzantine=2)")).require(task, fb.FedAvg())
+def require(rule, clients):
+    """Raise `InputError` unless a run whose rounds have so many clients may have this rule."""
+    task = Quadratic(clients=clients + 2).build()
+    SimulatedEngine(task.population, Uniform(clients), aggregation=configured(rule)).require(task, fb.FedAvg())
+
+
+@pytest.mark.parametrize(
+    ("rule", "clients", "problem"),
+    [
+        ("krum(byzantine=2)", 4, "the 4 clients of a round; given: 2"),
+        ("krum(byzantine=2, before=bucketing)", 4, "the 4 clients of a round; given: 2"),
+        ("median(byzantine=3, before=bucketing)", 9, "the groups .* 9 clients, here 5, .*byzantine=3, bucket=2"),
+        ("median(byzantine=2, before=bucketing)", 8, "the groups .* 8 clients, here 4, .*byzantine=2, bucket=2"),
+        ("multi-krum(byzantine=1, before=bucketing, bucket=9)", 9, "the groups .* 9 clients, here 1, .*bucket=9"),
+    ],
+)
+def test_more_liars_than_a_round_can_bear_are_refused(rule, clients, problem):
+    with pytest.raises(InputError, match=f"byzantine must be below half of {problem}"):
+        require(rule, clients)
+
+
+def test_as_many_liars_as_the_groups_of_bucketing_can_bear_are_accepted():
+    require("median(byzantine=3, before=bucketing, bucket=1)", 7)
+    require("median(byzantine=0, before=bucketing, bucket=9)", 9)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +239,7 @@ def test_false_labels_are_at_the_liars_alone_and_not_in_what_is_measured():
         end, classes = int(ours.start[2]), int(theirs.rows.labels.max())
         np.testing.assert_array_equal(ours.rows.labels[:end], classes - theirs.rows.labels[:end])
         np.testing.assert_array_equal(ours.rows.labels[end:], theirs.rows.labels[end:])
-    with pytest.raises(InputError, match="label-flip is for rows with labels"):
+    with pytest.raises(InputError, match="label-flip is for rows with label or labels"):
         Attack.parse("label-flip:1").poisoned(Quadratic(clients=3).build().population)
 
 

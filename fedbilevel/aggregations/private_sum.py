@@ -24,7 +24,7 @@ Learning, NeurIPS 2021.
 
 Metrics are summed in the same way, each clipped alone, so that m of them are no longer than √m times the bound of one, which
 is the C of their noise. In a simulation they are exact, and noise follows from its seed. In a federation it is made at each
-site anew for every sum, so that a step that is repeated after a resume has other noise.
+site anew for every sum, also for one that is asked for again.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ directions. Clients with unlike data look like liars to each other, so vectors c
 mean of its n - f nearest (Allouah et al., Fixing by Mixing, AISTATS 2023), `bucketing` all by the means of random groups of s
 (Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022).
 
-All arrays of an answer are one vector. A round with n <= 2f answers takes f as (n - 1) / 2 instead.
+All arrays of an answer are one vector. Each of f liars can spoil a group of bucketing, so 2f must be below the ⌈n / s⌉ groups.
+A round in which so few answers arrive that n, or the number of groups, is 2f or less takes f as (n - 1) / 2 of these.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ class Robust(Aggregation):
         n = participation.capacity(population.size)
         if 2 * self.byzantine >= n:
             raise InputError(f"byzantine must be below half of the {n} clients of a round; given: {self.byzantine}")
+        groups = -(-n // self.bucket)
+        if self.before == "bucketing" and 2 * self.byzantine >= groups:
+            raise InputError(
+                f"byzantine must be below half of the groups that bucketing makes of {n} clients, here {groups}, as a liar"
+                f" may spoil its group: lower byzantine or bucket; given: byzantine={self.byzantine}, bucket={self.bucket}"
+            )
 
     def combine(self, weights: Array, rows: Tree, around: Tree, key: Array) -> Tree:
         active, (leaves, structure) = weights > 0, jax.tree.flatten(rows)

@@ -29,7 +29,7 @@ class Algorithm(abc.ABC):
 
     lower_level: ClassVar[LowerLevel] = "global"  # whose problem y solves: all clients', or each its own
     own_x: ClassVar[bool] = False  # whether each client has an x of its own, which it keeps
-    private: ClassVar[tuple[type, ...]] = ()  # what clients keep to themselves: no message may hold values of these types
+    private: ClassVar[tuple[type, ...]] = ()  # named tuples that clients keep to themselves; an own x is their x
     rounds_to_start: ClassVar[int] = 0  # communication rounds of `init`
     constrained: ClassVar[bool] = False  # whether the iterates stay in the problem's sets
     needs_strong_convexity: ClassVar[bool] = True  # whether its guarantees need g to be strongly convex in y
@@ -97,6 +97,14 @@ class Scheduled(Algorithm):
     @abc.abstractmethod
     def scheduled(self, step: int) -> dict[str, float]:
         """The scheduled values at an outer step, by name."""
+
+
+class Penalised(Algorithm):
+    """An algorithm whose y also descends f, at least on some problems."""
+
+    @abc.abstractmethod
+    def led_by_g(self, state: Any) -> Array | None:
+        """A y that descends g alone; None if the one in the state does."""
 
 
 def require_algorithm(value: object) -> Algorithm:

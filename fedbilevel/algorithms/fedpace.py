@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, U_NORM, Algorithm, Penalised, algorithm
 from fedbilevel.algorithms.pace import FADE, Heading, Pace, average, averaged, if_any
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.curvature import derivative_along, extreme_curvatures, probe, ratio, sketch, squared, unit
@@ -297,8 +297,11 @@ def reported(t: Array, old: Array, new: Array) -> Array:
 
 
 @algorithm
-class FedPace(Paced):
+class FedPace(Paced, Penalised):
     """Steps from measured curvatures on x, y and u at the server, one aggregation per step; needs no tuning."""
+
+    def led_by_g(self, state: State) -> Array | None:
+        return state.z.y + state.delta * state.z.u if state.secant else None
 
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         X, Y = clients.sets

@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, Scheduled, algorithm
+from fedbilevel.algorithms.base import HYPERGRADIENT_NORM, Penalised, Scheduled, algorithm
 from fedbilevel.core.clients import Client, Clients, at_client, iterate
 from fedbilevel.core.problem import Batch, Problem
 from fedbilevel.settings import choice, count, real, step_size
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 @algorithm
-class MeFBO(Scheduled):
+class MeFBO(Scheduled, Penalised):
     """Simultaneous local steps on the Moreau-envelope penalty problem in x, y and θ, one aggregation per step."""
 
     constrained: ClassVar[bool] = True
@@ -133,6 +133,9 @@ class MeFBO(Scheduled):
         x, y, theta = z.moved(h, self.server_steps(t))
         X, Y = clients.sets
         return State(X.project(x), Y.project(y), Y.project(theta), t + 1)
+
+    def led_by_g(self, state: State) -> Array:
+        return state.theta
 
     def rounds(self, key: Array, size: int) -> int:
         return 1

@@ -5,7 +5,7 @@
     alie:K          all send the honest mean plus z honest standard deviations (Baruch, Baruch and Goldberg, A Little Is Enough,
                     NeurIPS 2019), z = 1.5
     noise:K         each sends Gaussian noise of deviation σ = 1
-    label-flip:K    honest work on false labels: class c is called C - 1 - c
+    label-flip:K    honest work on false labels, in rows' `label` or `labels`: class c is called C - 1 - c
 
 Mirrored and scaled are differences from the point that answers are near, where the algorithm names one, or from 0. A third part
 sets ε, z, σ or the multiple of the mirrored difference, as in ipm:2:0.1. The liars know all honest answers of their cohort.
@@ -98,9 +98,9 @@ class Attack:
     def _relabelled(self, shards: Shards) -> Shards:
         last = int(shards.start[self.liars])  # rows lie client by client
         paths, structure = jax.tree_util.tree_flatten_with_path(shards.rows)
-        named = [jax.tree_util.keystr(path).rstrip("']").endswith("labels") for path, _ in paths]
+        named = [jax.tree_util.keystr(path).rstrip("']").endswith(("label", "labels")) for path, _ in paths]
         if not any(named):
-            raise InputError("label-flip is for rows with labels, which this task's do not have: choose another attack")
+            raise InputError("label-flip needs rows with `label` or `labels`, and this task's have neither: choose another")
         leaves = [
             leaf.at[:last].set(leaf.max() - leaf[:last]) if is_labels else leaf
             for (_, leaf), is_labels in zip(paths, named, strict=True)

@@ -22,7 +22,6 @@ from fedbilevel.core.clients import PerClient
 from fedbilevel.core.participation import Everyone
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
-from fedbilevel.engines.messages import is_held
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.engines.simulated_clients import ClientCall, Rehearsed
 from fedbilevel.errors import InputError, NotFinite
@@ -103,20 +102,18 @@ def largest_call(known: CallShapes) -> int:
     return max(s.arguments.nbytes + s.result.nbytes for found in known.values() for s in found)
 
 
-def check_arguments(known: CallShapes, name: str, args: tuple) -> None:
-    """Raise `InputError` unless a call of that function takes arguments of these shapes."""
+def check_arguments(known: CallShapes, name: str, args: tuple, held: tuple[bool, ...]) -> CallShape:
+    """The call of that function with these arguments, some of them held; `InputError` if the algorithm makes none like it."""
     given = Shape.of(args)
-    taken = {str(s.arguments) for s in known.get(name, ()) if s.arguments != given}
-    if not any(s.arguments == given for s in known.get(name, ())):
-        wanted = " or ".join(sorted(taken)) or "no call at all"
+    calls = [s for s in known.get(name, ()) if s.arguments == given]
+    if not calls:
+        wanted = " or ".join(sorted({str(s.arguments) for s in known.get(name, ())})) or "no call at all"
         raise InputError(f"{name} was called with {given}, but in this algorithm it takes {wanted}: refused")
-
-
-def check_held(known: CallShapes, name: str, args: tuple) -> None:
-    """Raise `InputError` if a request has clients hold an argument that the server sends in this algorithm."""
-    held = tuple(map(is_held, args))
-    if not any(s.held == held for s in known.get(name, ())):
-        raise InputError(f"{name} is asked with values kept here where this algorithm sends them: refused")
+    found = next((s for s in calls if s.held == held), None)
+    if found is None:
+        where = "with values kept here where this algorithm sends them, or sent where it keeps them"
+        raise InputError(f"{name} is asked {where}: refused")
+    return found
 
 
 def check_argument(known: CallShapes, value: Tree) -> None:

@@ -22,13 +22,13 @@ from fedbilevel.core.privacy import of_metrics, private_metrics
 from fedbilevel.core.problem import Tree
 from fedbilevel.core.randomness import fold_in, wrapped
 from fedbilevel.engines import wire
+from fedbilevel.engines.answer_times import AnswerTimes
 from fedbilevel.engines.call_shapes import (
     EVALUATING,
     CallShapes,
     check_argument,
     check_arguments,
     check_finite,
-    check_held,
     check_like,
     check_sent,
     largest_call,
@@ -36,7 +36,6 @@ from fedbilevel.engines.call_shapes import (
 from fedbilevel.engines.kept_values import MOST_KEPT, KeptValues, size
 from fedbilevel.engines.messages import (
     EXPRESSIONS,
-    HELD,
     SECURE,
     Call,
     Encode,
@@ -49,8 +48,9 @@ from fedbilevel.engines.messages import (
     Saved,
     Store,
     is_encoded,
+    is_held,
 )
-from fedbilevel.engines.secure_exchange import SecureClient
+from fedbilevel.engines.secure_exchange import AnsweredSums, SecureClient
 from fedbilevel.errors import InputError
 
 ROUNDING = 1e-6  # of a weight
@@ -89,15 +89,20 @@ class ClientRuntime:
         own: OwnRandomness | None = None,  # where rows are private
         noise: OwnRandomness | None = None,  # where the aggregation has clients add noise to what they send
         observe: Callable[[Array, Array], None] | None = None,  # is shown x and y whenever metrics are due
+        answered: AnsweredSums | None = None,  # for secure sums, whose answers are the same whenever they are asked for
+        memory: float = math.inf,  # bytes that values may take
+        times: AnswerTimes | None = None,
     ):
         if aggregation.clients_add_noise != (noise is not None):
             raise ValueError("a client has keys for its own noise where the aggregation has it add noise, and nowhere else")
         self._algorithm, self._population, self._m, self._weight = algorithm, population, m, weight
         self._call_shapes, self._store, self._aggregation = call_shapes, store, aggregation
-        self._secure = SecureClient(m, aggregation, identity) if isinstance(aggregation, HiddenSum) else None
+        self._secure = SecureClient(m, aggregation, identity, answered) if isinstance(aggregation, HiddenSum) else None
         self._own, self._noise, self._observe = own, noise, observe
-        self._named = wire.named_tuples(type(algorithm))
-        self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes))
+        self._named = wire.named_tuples(type(algorithm)) | {kind.__name__: kind for kind in algorithm.private}
+        self._files: dict[int, list] = {}  # by step, what the present request has read of this client's disk
+        self._times = times or AnswerTimes()
+        self._kept = KeptValues(None if call_shapes is None else largest_call(call_shapes), memory)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request; `InputError` or `NotFinite` if it asks for something that a client does not do."""
@@ -111,7 +116,11 @@ class ClientRuntime:
         if request.reply and self._secure is None and not isinstance(request.expression, (Call, Encode, Evaluate)):
             raise InputError("values kept here do not leave this client: ask for a client function or for metrics")
         self._kept.begin(set(request.needed))
-        result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
+        self._times.begin()
+        try:
+            result = self._summed(request.expression) if request.reply and self._secure else self._evaluate(request.expression)
+        finally:
+            self._files.clear()
         return wire.encode(jax.tree.map(np.asarray, self._leaving(result)) if request.reply else None)
 
     def _leaving(self, result: Tree) -> Tree:
@@ -129,10 +138,9 @@ class ClientRuntime:
         assert self._secure is not None
         match request:
             case Masked(expression=Encode(call=Call(function=str(name), args=tuple(args))) as inside):
-                self._require_sent(name, args)
-                return self._secure.answer(request, self._evaluate(inside))
+                message = self._noised(self._aggregation, self._evaluate(inside), name, inside.key, args)
+                return self._secure.answer(request, message)
             case Masked(expression=Evaluate(x=x, y=y) as inside):
-                self._require_sent(EVALUATING, (x, y))
                 metrics = self._evaluate(inside)
                 if self._scale is not None:  # of rows that are held out, each counts the same
                     known = len(self._population.problem.metric_names)
@@ -146,11 +154,6 @@ class ClientRuntime:
             case _:
                 return self._secure.answer(request)
 
-    def _require_sent(self, name: str, args: tuple) -> None:
-        """Raise `InputError` if this client is to take from its own values what members of a secure sum are sent alike."""
-        if self._call_shapes is not None:
-            check_held(self._call_shapes, name, args)
-
     def _evaluate(self, expression: Any) -> Tree:
         match expression:
             case Kept(slot=int(slot)):
@@ -159,32 +162,35 @@ class ClientRuntime:
                 check_finite("a value to keep", value)
                 if self._call_shapes is not None:
                     check_argument(self._call_shapes, value)
+                self._kept.count(size(value))
                 return self._kept.add(slot, jax.tree.map(np.array, value))  # a copy, which does not keep the message alive
             case Part(of=of, path=tuple(path)) if _whole(path):
                 value = self._evaluate(of)
-                for index in path:
-                    if not isinstance(value, tuple):
-                        raise InputError("only tuples have parts: refused")
-                    value = value[index]
+                for place in path:
+                    value = self._part(value, place)
                 return value
             case Call(function=str(name), key=key, args=tuple(args), slot=int() | None as slot):
-                return self._kept.add(slot, self._call(name, key, [self._evaluate(a) for a in args]))
+                return self._kept.add(slot, self._call(name, key, [self._evaluate(a) for a in args], _held(args)))
             case Encode(call=Call(args=args) as call, around=around, memory=memory, key=key, slot=int(slot)):
                 check_finite("a point that answers are near", around)
-                sent = jax.tree.leaves([self._evaluate(a) for a in args if not isinstance(a, HELD)])
+                sent = jax.tree.leaves([self._evaluate(a) for a in args if not is_held(a)])
+                if not {leaf for leaf in around if isinstance(leaf, int)} <= set(range(len(sent))):
+                    raise InputError("a point that answers are near is none that the server sends: refused")
                 near = [sent[leaf] if isinstance(leaf, int) else leaf for leaf in around]
                 before, answer = self._evaluate(memory), self._leaving(self._evaluate(call))
                 if near:
                     check_like("a point that answers are near", near, jax.tree.leaves(answer))
                 if before is not None:
                     check_like("what was left out before", before, answer)
+                self._kept.count(2 * size(answer))  # the message, and what it leaves out
                 message, left = encoded(self._aggregation, key, answer, near, before, self._scale)
                 self._kept.add(slot, left)
-                return self._noised(self._aggregation, message, call.function, key, args)
+                return message
             case Evaluate(x=x, y=y):
                 point = self._own_x(x) if self._algorithm.own_x else self._evaluate(x), self._evaluate(y)
                 if self._call_shapes is not None:
-                    check_arguments(self._call_shapes, EVALUATING, point)
+                    self._kept.count(check_arguments(self._call_shapes, EVALUATING, point, _held((x, y))).result.nbytes)
+                self._times.count(EVALUATING, point)
                 if self._observe is not None:
                     self._observe(*point)
                 if self._own is None:
@@ -194,11 +200,14 @@ class ClientRuntime:
                 if len(values) > MOST_KEPT or not all(isinstance(v, (Kept, Part, Call, Store, Saved)) for v in values):
                     raise InputError("only values kept here are saved here: refused")
                 kept = [self._evaluate(v) for v in values]
-                self._kept.require_room(size(kept))
+                self._kept.count(size(kept))
                 self._disk.save(step, wire.encode(jax.tree.map(np.asarray, kept)), keep)
                 return None
             case Saved(step=int(step), place=int(place), slot=int(slot)):
-                saved = wire.decode(self._disk.load(step), self._named)
+                saved = self._read(step)
+                if not 0 <= place < len(saved):
+                    raise InputError(f"of step {step} {len(saved)} values are saved here, and none at {place}: refused")
+                self._kept.count(size(saved[place]))
                 return self._kept.add(slot, jax.tree.map(np.array, saved[place]))  # a copy, without the rest of the file
             case _ if isinstance(expression, tuple(EXPRESSIONS.values())) and not is_encoded(expression):
                 raise InputError(f"a {type(expression).__name__} has entries of another type than it should: refused")
@@ -209,14 +218,32 @@ class ClientRuntime:
                 check_finite("an argument", value)
                 return value
 
+    def _part(self, value: Any, place: int) -> Any:
+        """One part of a tuple; `InputError` if the algorithm's clients keep the tuple to themselves, and so its parts."""
+        if self._is_private(value):
+            raise InputError("what this client keeps to itself is not taken apart: refused")
+        if not isinstance(value, tuple):
+            raise InputError("only tuples have parts: refused")
+        if not 0 <= place < len(value):
+            raise InputError(f"a tuple of {len(value)} has no part {place}: refused")
+        return value[place]
+
     def _own_x(self, expression: Any) -> Array:
-        """An x that this client has arrived at itself; `InputError` if it could come from the server."""
+        """An x that this client has arrived at itself; `InputError` if it is anything else, or could come from the server."""
         match expression:
             case Part(of=of, path=(*outer, int(place))):
                 kept = self._evaluate(Part(of, tuple(outer)))
-                if self._is_private(kept):
-                    return kept[place]
+                if self._is_private(kept) and (place, "x") in enumerate(kept._fields):
+                    return kept.x
         raise InputError("metrics are computed at this client's own x alone: refused")
+
+    def _read(self, step: int) -> list:
+        """The values of a step on this client's disk, read once for a request."""
+        if step not in self._files:
+            data = self._disk.load(step)
+            self._kept.count(len(data))
+            self._files[step] = wire.decode(data, self._named)
+        return self._files[step]
 
     def _decoded(self, value: Any) -> Any:
         """An array as the server meant it."""
@@ -229,11 +256,12 @@ class ClientRuntime:
         check_sent(value.message, meant, self._aggregation)
         return self._aggregation.decode_sent(value.message, meant)
 
-    def _call(self, name: str, key: np.ndarray, args: list[Tree]) -> Tree:
+    def _call(self, name: str, key: np.ndarray, args: list[Tree], held: tuple[bool, ...]) -> Tree:
         if not is_client_function(getattr(self._algorithm, name, None)):
             raise InputError(f"{name!r} is not a client function of {type(self._algorithm).__name__}: refused")
         if self._call_shapes is not None:
-            check_arguments(self._call_shapes, name, tuple(args))
+            self._kept.count(check_arguments(self._call_shapes, name, tuple(args), held).result.nbytes)
+        self._times.count(name, tuple(args))
         if self._own is not None:
             key = self._own.key(name, key, args)
         return _compute(self._algorithm, name, (self._population, self._m, self._weight), key, args)
@@ -252,6 +280,11 @@ class ClientRuntime:
         if self._store is None:
             raise InputError("this client has nowhere to save values: give it a store")
         return self._store
+
+
+def _held(args: tuple) -> tuple[bool, ...]:
+    """For each argument whether this client has it already, or computes it first."""
+    return tuple(map(is_held, args))
 
 
 def _whole(numbers: Any) -> bool:

@@ -40,7 +40,7 @@ from fedbilevel.engines.exchange import Exchange, Transport
 from fedbilevel.engines.failure import Failures, silence
 from fedbilevel.engines.held import Held, HeldPart, HeldRows, Wanted, is_per_client, leaves
 from fedbilevel.engines.messages import Evaluate, Save, Saved, Store
-from fedbilevel.engines.secure_exchange import SecureExchange
+from fedbilevel.engines.secure_exchange import OpenedSums, SecureExchange
 from fedbilevel.engines.server_metrics import known_at_server
 from fedbilevel.engines.simulated import SimulatedEngine, nothing_left
 from fedbilevel.errors import InputError
@@ -63,9 +63,10 @@ class DeployedEngine:
         own: Callable[[bytes], np.ndarray] | None = None,  # where the server adds noise: its own key for a question
         arrivals: ArrivalsFile | None = None,
         signatures: Any = None,  # for secure sums, `Signatures`
+        opened: OpenedSums | None = None,  # for secure sums, if steps may be repeated
     ):
         self.population, self.participation, self.aggregation = population, participation, aggregation
-        self._own = own
+        self._own, self._opened, self._step = own, opened, 0
         numbers = len(population.problem.metric_names) + len(population.problem.tests)
         late = transport if isinstance(transport, LateTransport) else None
         asking = Patient(late) if late and aggregation.buffers else transport
@@ -76,7 +77,7 @@ class DeployedEngine:
             self._buffered = BufferedExchange(self.exchange, late, aggregation, arrivals)
         self.secure: SecureExchange | None = None
         if isinstance(aggregation, HiddenSum):
-            self.secure = SecureExchange(self.exchange, aggregation, signatures, population.size)
+            self.secure = SecureExchange(self.exchange, aggregation, signatures, population.size, opened)
         held_out = np.zeros(population.size) if population.test is None else population.test.size
         self._test_rows = np.asarray(held_out if test_rows is None else test_rows, float)  # that each client holds out
         self._saved = np.full(population.size, NEVER, np.int32)  # by client, the step of the values on its disk
@@ -97,7 +98,8 @@ class DeployedEngine:
         """The algorithm's first state."""
         self._find_averaged(algorithm, x, y, key)
         clients = self._clients(algorithm, key, self._first_memory())
-        state = algorithm.init(x, y, clients)
+        with self.secure.beginning() if self.secure else contextlib.nullcontext():
+            state = algorithm.init(x, y, clients)
         return Step(clients.settled(remembering(state, clients.memory)), clients.totals, {})
 
     def step(self, algorithm: Algorithm, state: Any, key: Array) -> Step:
@@ -126,7 +128,9 @@ class DeployedEngine:
 
     def advance(self, algorithm: Algorithm, state: Any, step: int, key: Array, limits: Limits) -> Stretch:
         """A stretch of steps, one after another."""
-        return advance(self, algorithm, state, step, key, limits)
+        made = advance(self, algorithm, state, step, key, limits)
+        self._step = int(made.step)
+        return made
 
     def point(self, state: Any) -> tuple[Any, Any]:
         """x and y of a state; `PerClient` where clients keep theirs."""
@@ -156,7 +160,7 @@ class DeployedEngine:
         if self.secure is not None:
             assert isinstance(self.aggregation, HiddenSum)
             rule = self.aggregation.for_metrics(len(names) + len(tests))
-            total, members, failures = self.secure.total(wanted, len(names) + len(tests))
+            total, members, failures = self.secure.total(wanted, len(names) + len(tests), self._step)
             mean = rule.combine(jax.numpy.ones(len(members)), total[None], None, randomness.key(0))
             found = dict(zip((*names, *tests), map(float, mean), strict=True))
             alike = len(set(self._test_rows)) == 1 and self._test_rows[0] > 0
@@ -180,6 +184,8 @@ class DeployedEngine:
         those of the previous checkpoint, until the next call says that this one is durable. Raises `RuntimeError`
         if no client could save its own.
         """
+        if self._opened is not None:
+            self._opened.checkpoint()
         rows = [leaf for leaf in leaves(state) if isinstance(leaf, HeldRows)]
         wanted: Wanted = {}
         for m in range(self.population.size) if rows else ():

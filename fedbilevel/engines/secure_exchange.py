@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from fedbilevel.engines import wire
 from fedbilevel.engines.exchange import Exchange
 from fedbilevel.engines.failure import Failure, Failures, Kind
 from fedbilevel.engines.held import Wanted
-from fedbilevel.engines.messages import Advertise, Encode, Evaluate, Masked, ShareKeys, Unmask, in_common
+from fedbilevel.engines.messages import Advertise, Encode, Evaluate, Masked, ShareKeys, Unmask, in_common, is_held
 from fedbilevel.errors import InputError, NotFinite
 
 if TYPE_CHECKING:
@@ -27,33 +27,109 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 Rows = tuple[np.ndarray, np.ndarray]  # clients, and as many bytes for each
 UNUSABLE = Failure(Kind.INVALID, "what it sent for a secure sum is not what was asked, or not signed: left out")
+NOT_IN_IT = Failure(Kind.LATE, "it was not in this sum the first time, which is made over the same clients again", sent=False)
+
+
+class Opened(NamedTuple):
+    """A sum: over which clients it is, and, once it is known, what it is and why other clients are not in it."""
+
+    members: list[int]
+    total: np.ndarray | None = None
+    failures: Failures = {}  # noqa: RUF012 (never modified)
+
+
+class OpenedSums(Protocol):
+    """Storage in which the sums that a run's server has opened outlive its process.
+
+    A step that is repeated from a checkpoint has them from here: asked again of other clients, a sum would differ from the
+    first by single answers.
+    """
+
+    def found(self, question: bytes) -> Opened | None:
+        """What there is for a question."""
+
+    def add(self, question: bytes, opened: Opened, lasts: bool) -> None:
+        """Store a sum before this returns: until the checkpoint after the next one, or for good."""
+
+    def checkpoint(self) -> None:
+        """Forget what was stored before the last call: the checkpoint that was then to be written is there."""
+
+
+class AnsweredSums(Protocol):
+    """Storage in which the questions that a client has answered in sums outlive its process, and over whom these sums were."""
+
+    def require(self, question: bytes, members: Collection[int]) -> None:
+        """Raise `InputError` if the client has answered the question in a sum over others than these."""
+
+    def add(self, question: bytes, members: Collection[int]) -> None:
+        """Store that it answers the question in a sum over these before this returns; `InputError` as above."""
 
 
 class SecureExchange:
     """The server's side: what clients compute reaches it as a sum alone.
 
-    While a sum is made all clients prepare keys for the next one, whose members are not known yet.
+    While a sum is made all clients prepare keys for the next one, whose members are not known yet. Where opened sums are
+    stored, no question is asked again that has been answered, and one that may have been is asked of the same clients.
     """
 
-    def __init__(self, exchange: Exchange, rule: HiddenSum, signatures: Signatures, clients: int):
+    def __init__(
+        self, exchange: Exchange, rule: HiddenSum, signatures: Signatures, clients: int, opened: OpenedSums | None = None
+    ):
         from fedbilevel.engines.secure_sum import Collector
 
-        self._exchange, self._least, self._clients = exchange, rule.at_least, clients
+        self._exchange, self._least, self._clients, self._opened = exchange, rule.at_least, clients, opened
+        self._begins = False
         self._collector = Collector(rule.at_least, signatures)
         self._prepared: Prepared | None = None  # for the next sum
 
-    def total(self, wanted: Wanted, size: int) -> tuple[np.ndarray, list[int], Failures]:
+    @contextlib.contextmanager
+    def beginning(self) -> Iterator[None]:
+        """During the block, sums are of the run's beginning, where clients may begin at any time: so what is opened lasts."""
+        self._begins = True
+        try:
+            yield
+        finally:
+            self._begins = False
+
+    def total(self, wanted: Wanted, size: int, step: int = 0) -> tuple[np.ndarray, list[int], Failures]:
         """The sum of so many whole numbers of each client, whose clients are in it, and why the others are not.
 
-        Raises `RuntimeError` if too few are left, and `NotFinite` if a client's number is too large, which the sum tells.
+        Raises `RuntimeError` if too few are left, and `NotFinite` if a client's number is too large, which the sum tells. The
+        step is that of metrics: values that clients keep change from one to the next, and nothing in the question says so.
         """
-        from fedbilevel.engines.secure_sum import Prepared
-
         if len(wanted) < self._least:
             raise RuntimeError(f"a secure sum needs {self._least} clients, and {len(wanted)} take part in it")
+        expression, _ = next(iter(wanted.values()))
+        measured = isinstance(expression, Evaluate)
+        of_kept = measured and any(map(is_held, expression))
+        question = _hash(expression) + (step.to_bytes(8, "big") if of_kept else b"")
+        lasts = self._begins or (measured and not of_kept)
+        begun = self._opened.found(question) if self._opened else None
+        if begun is None or begun.total is None:
+            begun = self._made(wanted, size, begun, lambda opened: self._store(question, opened, lasts))
+            self._store(question, begun, lasts)
+        else:
+            again = {m: wanted[m] for m in begun.members if wanted[m][1]}
+            self._exchange.ask(again, reply=False, types={})  # for what they keep
+        assert begun.total is not None
+        if begun.total[-1]:
+            raise NotFinite("a client's number is too large for secure sums: raise bound in the aggregation's settings")
+        return begun.total[:-1], begun.members, Failures(begun.failures)
+
+    def _store(self, question: bytes, opened: Opened, lasts: bool) -> None:
+        if self._opened is not None:
+            self._opened.add(question, opened, lasts)
+
+    def _made(self, wanted: Wanted, size: int, begun: Opened | None, store: Callable[[Opened], None]) -> Opened:
+        """A sum over those who are there, or over those with whom it was begun; `store` is shown them before it is opened."""
+        from fedbilevel.engines.secure_sum import Prepared
+
         failures = Failures()
         prepared = self._prepared_for(wanted, failures)
         members = sorted(prepared.clients & wanted.keys())
+        again = begun is not None and set(begun.members) <= set(members)
+        others = set(members) - set(begun.members) if begun is not None and again else set()
+        members = sorted(set(members) - others)
         self._require_enough(members, failures)
         asked = _hash(wanted[members[0]][0])
         requests: Wanted = {m: (Advertise(), []) for m in range(self._clients) if m not in failures}
@@ -67,8 +143,13 @@ class SecureExchange:
         the_sum = prepared.sum_of(members, asked)
         masked = {m: numbers for m, (numbers, _) in hidden.items() if m in keys and keys[m].masked == the_sum}
         failures.update({m: UNUSABLE for m in members if m in replies and m not in masked})
+        if begun is not None and len(masked) < self._least:  # those who have answered before refuse to be in it with others
+            raise _incomplete(begun.members, masked, failures)
         self._require_enough(masked, failures)
         arrived, everyone = sorted(masked), _packed(keys)
+        if again and arrived != members:
+            raise _incomplete(members, arrived, failures)
+        store(Opened(arrived))
         requests = {m: (Unmask(arrived, everyone) if m in masked else ShareKeys(everyone), []) for m in keys}
         replies = self._ask(requests, wanted, failures)
         helped = _read(replies, arrived, _unmasking)
@@ -76,9 +157,7 @@ class SecureExchange:
         self._prepared = Prepared(keys, sealed)
         unmasking = {m: shares for m, (shares, _) in helped.items()}
         total = self._collector.total(prepared, members, asked, masked, unmasking).view(np.int32)
-        if total[-1]:
-            raise NotFinite("a client's number is too large for secure sums: raise bound in the aggregation's settings")
-        return total[:-1], arrived, failures
+        return Opened(arrived, total, failures | {m: NOT_IN_IT for m in others})
 
     def _prepared_for(self, wanted: Wanted, failures: Failures) -> Prepared:
         """The keys and shares of clients for one sum: those that came with the sum before, if there are no others to be had."""
@@ -114,8 +193,9 @@ class SecureExchange:
 class SecureClient:
     """A client's side: it in the newest sum and in the one to come. What it computes leaves it masked."""
 
-    def __init__(self, number: int, rule: HiddenSum, identity: Identity):
-        self._number, self._least, self._identity = number, rule.at_least, identity
+    def __init__(self, number: int, rule: HiddenSum, identity: Identity, answered: AnsweredSums | None = None):
+        self._number, self._least, self._identity, self._answered = number, rule.at_least, identity, answered
+        self._question = b""  # of the newest sum
         self._now: Participant | None = None
         self._coming: Participant | None = None
 
@@ -131,13 +211,27 @@ class SecureClient:
                 return _rows(self._coming.share(_unpacked(adverts)))
             case Masked(shares=shares, expression=expression) if self._coming is not None:
                 numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(value)])
+                self._question = _question(expression, numbers)
+                if self._answered is not None:
+                    self._answered.require(self._question, {self._number, *_by_client(shares)})
                 hidden, advert = self._coming.mask(_by_client(shares), _hash(expression), _counted(numbers))
                 self._now, self._coming = self._coming, self._coming.following
                 return hidden, _array(b"".join(advert))
             case Unmask(arrived=arrived, adverts=adverts) if self._now is not None:
                 (seeds, keys), sealed = self._now.unmask(arrived, _unpacked(adverts))
+                if self._answered is not None:
+                    self._answered.add(self._question, arrived)
                 return [_rows(seeds), _rows(keys), _rows(sealed)]
         raise InputError("this secure sum was not begun here: refused")
+
+
+def _incomplete(members: Collection[int], there: Collection[int], failures: Failures) -> RuntimeError:
+    """The error that a sum cannot be made again over the same clients."""
+    m = min(set(members) - set(there), key=lambda m: failures[m].kind is Kind.REFUSED)
+    return RuntimeError(
+        "the run was stopped while a secure sum was opened, which must not be opened again over other clients, and "
+        f"client {m} is missing: {failures[m]}"
+    )
 
 
 def _counted(numbers: np.ndarray) -> np.ndarray:
@@ -150,6 +244,16 @@ def _counted(numbers: np.ndarray) -> np.ndarray:
 def _hash(expression: Encode | Evaluate) -> bytes:
     """That of what all clients are asked alike."""
     return hashlib.sha256(wire.encode(in_common(expression))).digest()
+
+
+def _question(expression: Encode | Evaluate, numbers: np.ndarray) -> bytes:
+    """What a client's answer follows from: not from the point that it is near, which the server may subtract as it likes.
+
+    Metrics have no key that is another whenever they are of other values that are kept here: then they have other numbers.
+    """
+    if isinstance(expression, Encode):
+        return _hash(expression._replace(around=[], key=np.zeros(2, np.uint32)))
+    return hashlib.sha256(_hash(expression) + numbers.tobytes()).digest()
 
 
 def _read(replies: Mapping[int, Any], clients: Iterable[int], parse: Callable[[Any], Parsed]) -> dict[int, Parsed]:

@@ -2,6 +2,7 @@
 
 job.json    in the run folder, written by the job: whether its sites have begun, who is left out, whether it has ended, and why
 sites.json  in the run folder, written by the job for later ones: what each site said about its data (`Holdings`)
+sums        in the run folder, written by the job for later ones: the secure sums that a repeated step has from there
 stop        in the run folder, written by the supervisor: stop after the next checkpoint
 """
 

@@ -21,7 +21,7 @@ ROW = 2.0  # times the bound: how far one row can move an answer, which stays cl
 class OwnNoise:
     """What one run asks of a site in sums that have noise.
 
-    The same question is paid for each time: with other sites in the sum, an old answer's noise could be subtracted.
+    A question that comes again is paid for again: with other sites in the sum, an old answer's noise could be subtracted.
     """
 
     def __init__(self, run: str, rule: PrivateSum, ledger: Ledger):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbilevel.core.locks import held
 from fedbilevel.errors import InputError
 from fedbilevel.runs.files import write_atomically
 
@@ -19,9 +20,10 @@ def own_secret(folder: Path) -> bytes:
     """The secret in a folder, which is made when it is first needed and then stays."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder / "secret"
-    if not file.exists():
-        write_atomically(file, secrets.token_bytes(BYTES))
-        file.chmod(0o600)
+    with held(folder):
+        if not file.exists():
+            write_atomically(file, secrets.token_bytes(BYTES))
+            file.chmod(0o600)
     content = file.read_bytes()
     if len(content) != BYTES:
         raise InputError("the secret that private answers come from is damaged: remove it, and answers are paid for anew")

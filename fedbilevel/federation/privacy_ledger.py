@@ -4,6 +4,8 @@ A line is written, and is on the disk, before the answer that it stands for is c
 moment may have paid for an answer that nobody got, and never the reverse. A line that such a process left unfinished stands for
 no answer. An answer follows from the secret and the whole question, so the same question has the same answer and is paid for
 once.
+
+A ledger that is lost would be a budget that begins again. So where there is a budget, nobody but the site's owner begins one.
 """
 
 from __future__ import annotations
@@ -13,21 +15,36 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from fedbilevel.core.locks import held
 from fedbilevel.core.privacy_accounting import Event, Events, epsilon
-from fedbilevel.errors import InputError
+from fedbilevel.errors import InputError, Withheld
 from fedbilevel.federation.own_secret import keyed, own_secret, private_key
+
+LEDGER = "ledger.jsonl"
 
 
 class Ledger:
-    """The file of one site. Several processes may use it."""
+    """The file of one site, or of one site in several federations. Several processes may use it."""
+
+    @classmethod
+    def of_site(cls, folder: Path, most: float | None, delta: float) -> Self:
+        """The one in a folder; `InputError` if the site has a budget, and nothing says what it has spent of it."""
+        file = folder.resolve() / LEDGER
+        if most is not None and not file.exists():
+            raise Withheld(
+                "this site has a privacy budget and no ledger of what it has spent; its log says how to begin one",
+                "there is no ledger of what these rows have spent: copy the whole folder of the one that they have had so far, "
+                f"or name it in site.toml; if they have had none, begin it: install -Dm600 /dev/null {file}",
+            )
+        return cls(file.parent, most, delta)
 
     def __init__(self, folder: Path, most: float | None, delta: float):
         self._secret = own_secret(folder)
-        self._file, self._most, self._delta = folder / "ledger.jsonl", most, delta
+        self._file, self._most, self._delta = folder / LEDGER, most, delta
         self._file.touch(mode=0o600)
         self._read = 0  # bytes of the file that are in what follows
         self._paid: set[str] = set()

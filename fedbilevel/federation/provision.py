@@ -85,10 +85,15 @@ client = {number}                    # share: which of the simulated clients thi
 # least_batch_size = 32       # rows in a minibatch
 # least_rows = 100            # rows behind any answer
 # memory = 4.0                # gigabytes that a run's knobs may ask for
+# seconds = 600.0             # that an answer may take by an optimistic estimate
 # secure_sum = true           # the server learns sums over sites, and nothing of this one alone
 # at_least = 3                # the fewest sites in such a sum
+# most_weight = 0.75          # the largest share of the weights that one site has in such a sum
 # colluding = 1               # sites whose noise others may know, where runs have private-sum: the fewest that it must bear
 # refuse = ["gather"]         # algorithms whose server needs what each site sends, and not only their mean
+# epsilon = 8                 # privacy of the rows, of all that they are ever asked for by all runs
+# delta = 1e-5                # with that
+# ledger = "/srv/privacy"     # with that: the folder, outside of this kit, of what these rows have been asked for
 
 [trusted]                     # own code that this site runs, by SHA-256: 'fedbilevel federation trust' writes it
 """

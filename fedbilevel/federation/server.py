@@ -26,6 +26,7 @@ from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.flare import Flare, JobAborted
 from fedbilevel.federation.job import SITES, STOP, Status, write_status
 from fedbilevel.federation.nvflare_support import documented
+from fedbilevel.federation.opened_sums import OPENED, OpenedSumsFile
 from fedbilevel.federation.own_secret import own_secret, private_key
 from fedbilevel.federation.pinned_code import sha256_here
 from fedbilevel.federation.roster import BEGINNING, Roster
@@ -56,7 +57,7 @@ class ExperimentServer:
         self.folder, self.identity, self.sites = folder, identity, sites
         self._roster: Roster | None = None
         self._data = SitesData(Path(folder) / SITES, sites)
-        self._said: list[str] = []  # about the sites' data, and what they pay
+        self._said: list[str] = []  # about the sites' data
 
     @documented(collab.main)
     def run(self) -> None:
@@ -124,11 +125,10 @@ class ExperimentServer:
         rule, own = experiment.engine.aggregation, None
         if rule.server_adds_noise:
             own = self._own_key(own_secret(Path(collab.workspace.get_root_dir()) / "privacy"))
-        self._said += on_repeated_sums(rule, Path(self.folder))
         record = ArrivalsFile(Path(self.folder) / ARRIVALS)
-        engine = DeployedEngine(
-            roster, task.population, drawn, shapes, tested, rule, own, record, self._signatures(rule, beginnings)
-        )
+        signatures = self._signatures(rule, beginnings)
+        opened = OpenedSumsFile(Path(self.folder) / OPENED, self.identity) if rule.hides else None
+        engine = DeployedEngine(roster, task.population, drawn, shapes, tested, rule, own, record, signatures, opened)
         return dataclasses.replace(experiment, task=task, engine=engine)
 
     def _own_key(self, secret: bytes) -> Callable[[bytes], np.ndarray]:
@@ -204,16 +204,6 @@ class ExperimentServer:
     def _reasons(self) -> list[str]:
         """Why sites are left out, one line each."""
         return [str(failure) for failure in self._roster.left_out.values()] if self._roster else []
-
-
-def on_repeated_sums(rule: Aggregation, folder: Path) -> list[str]:
-    """A line if a run goes on that asks for sums again to which sites add other noise."""
-    if not rule.clients_add_noise or not any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint")):
-        return []
-    return [
-        "the run goes on from its last checkpoint: for sums that it had asked for since, sites pay again, and the metric "
-        "epsilon counts them once"
-    ]
 
 
 def _is_aborted() -> bool:

@@ -31,6 +31,7 @@ from fedbilevel.engines.client_runtime import ClientRuntime
 from fedbilevel.engines.failure import Failure, Kind
 from fedbilevel.engines.table_exchange import answered
 from fedbilevel.errors import InputError, NotFinite, Withheld, in_one_line
+from fedbilevel.federation.answered_sums import AnsweredSumsFile
 from fedbilevel.federation.begin_message import BeginMessage, Holdings
 from fedbilevel.federation.compile_cache import keep_compiled
 from fedbilevel.federation.nvflare_support import documented
@@ -38,7 +39,7 @@ from fedbilevel.federation.own_noise import OwnNoise
 from fedbilevel.federation.privacy_ledger import Ledger
 from fedbilevel.federation.private_answers import PrivateAnswers
 from fedbilevel.federation.site_data import SiteData
-from fedbilevel.federation.site_store import DiskStore, make_room
+from fedbilevel.federation.site_store import CHECKPOINTS, DiskStore, make_room
 from fedbilevel.federation.sparse_log import SparseLog
 from fedbilevel.federation.table_questions import parted
 from fedbilevel.report.suspects import SiteRows
@@ -67,6 +68,12 @@ def _where(error: Exception) -> str:
     """The last calls that led to an error, the innermost first."""
     calls = traceback.extract_tb(error.__traceback__)[-6:]
     return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in reversed(calls))
+
+
+def _ledger(own: SiteData) -> Ledger:
+    """What the site's rows have been asked for so far."""
+    policy = own.policy
+    return Ledger.of_site(own.file.parent / policy.ledger, policy.epsilon, policy.delta)
 
 
 SERVER = "server"  # FLARE's name for it
@@ -139,6 +146,7 @@ class Site:
         algorithm = own.configured("algorithm", run.algorithm, run.code, run.hyperparameters)
         rule, privacy = bundled(run.aggregate), read_privacy(run.privacy)
         own.policy.agree(algorithm, rule, privacy is not None)
+        own.policy.agree_weights(rule, run.weights)
         return _Agreed(run, own, settings, algorithm, rule, privacy)
 
     def _describe(self, request: bytes) -> bytes:
@@ -168,20 +176,29 @@ class Site:
             if privacy is not None:
                 require_private(population, task.x, task.y)
             known = call_shapes(algorithm, population, task.x, task.y)
-            own.policy.agree_work(algorithm, population, known)
-        store = DiskStore(self._kit / "kept", run.identity)
+            times = own.policy.agree_work(algorithm, population, known, run.number)
+        memory = own.policy.memory * 1e9
+        store = DiskStore(self._kit / "kept", run.identity, CHECKPOINTS * memory)
         answers = None
         if privacy is not None:
-            ledger = Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta)
-            answers = PrivateAnswers(run, algorithm, population, known, ledger)
+            answers = PrivateAnswers(run, algorithm, population, known, _ledger(own))
             answers.require(run.planned)
         noise = None
         if isinstance(rule, PrivateSum):
-            noise = OwnNoise(run.identity, rule, Ledger(self._kit / "privacy", own.policy.epsilon, own.policy.delta))
+            noise = OwnNoise(run.identity, rule, _ledger(own))
             noise.require(run.planned)
+        answered = None
+        if rule.hides and noise is None:  # which is other noise for every sum
+            answered = AnsweredSumsFile(self._kit / "sums", run.identity, run.names)
         identity, observe = self._identity(run, rule), self._lists(run, own, settings, task, population)
         self._runtime = ClientRuntime(
-            algorithm, population, run.number, run.weight, known, store, rule, identity, answers, noise, observe
+            *(algorithm, population, run.number, run.weight, known, store, rule, identity),
+            own=answers,
+            noise=noise,
+            observe=observe,
+            answered=answered,
+            memory=memory,
+            times=times,
         )
         logger.info("takes part in run %s: %s with %s, as client %d", run.identity, run.task, run.algorithm, run.number)
         found = task.declared.found if task.declared else ()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm
-from fedbilevel.core import randomness
+from fedbilevel.core import ground_truth, randomness
 from fedbilevel.core.aggregation import Aggregation
 from fedbilevel.core.devices import require_memory
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import Tree
-from fedbilevel.engines.call_shapes import EVALUATING, CallShapes
+from fedbilevel.engines.answer_times import AnswerTimes
+from fedbilevel.engines.call_shapes import EVALUATING, CallShapes, Shape
 from fedbilevel.errors import InputError
 from fedbilevel.runs.duration import in_words, largest_array, work
 from fedbilevel.settings import nearest
@@ -31,14 +35,16 @@ class SitePolicy:
 
     secure_sum: bool = False  # what leaves the site does so in secure sums alone
     at_least: int = 0  # the fewest sites in such a sum
+    most_weight: float = 0.75  # the largest share of the weights that one site has in such a sum
     refuse: Sequence[str] = ()  # gather: algorithms whose server needs single answers
     least_batch_size: int = 0  # rows in a minibatch; without minibatches all rows count
     least_rows: int = 0  # behind any answer: those of each loss, of what is held out, and of a minibatch
     epsilon: float | None = None  # of all that its rows are ever asked for: then runs must keep them private
     delta: float = 1e-5
+    ledger: str = "../privacy"  # the folder of what they have been asked for, and of the secret; relative to site.toml
     colluding: int | None = None  # members whose noise an attacker may know, where the noise of sums is the sites' own
-    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, and any array of an answer
-    seconds: float = 600.0  # that an answer may take by an optimistic estimate, whatever a run's hyperparameters ask for
+    memory: float = 4.0  # GB that the data may take which a run's knobs ask for, any array of an answer, and values kept
+    seconds: float = 600.0  # that answers to one request may take by an optimistic estimate, whatever hyperparameters ask for
 
     def __post_init__(self) -> None:
         for name, unit in (("memory", "gigabytes"), ("seconds", "seconds")):
@@ -51,6 +57,8 @@ class SitePolicy:
                 raise InputError(f"policy: {name} must be a whole number of at least 0; given: {getattr(self, name)}")
         if self.at_least and self._least_colluding >= self.at_least:
             raise InputError(f"policy: at_least must be above the {self._least_colluding} colluding; given: {self.at_least}")
+        if not 0 < self.most_weight <= 1:
+            raise InputError(f"policy: most_weight must be above 0 and at most 1; given: {self.most_weight:g}")
         for name in self.refuse:
             if name not in REFUSABLE:
                 raise InputError(f"policy: there is nothing to refuse called {name!r}{nearest(name, REFUSABLE)}")
@@ -81,6 +89,20 @@ class SitePolicy:
         if "gather" in self.refuse and algorithm.single_answers:
             raise InputError(
                 f"this site refuses gather, but the server of {called(algorithm)} needs what each site sends: refused"
+            )
+
+    def agree_weights(self, rule: Aggregation, weights: Sequence[float]) -> None:
+        """Raise `InputError` if a secure sum can be over so few sites that it nearly is the answer of one that weighs much."""
+        if not (self.secure_sum or self.at_least) or not rule.hides or not weights:
+            return
+        *others, largest = sorted(weights)
+        least = rule.settings()["at_least"]
+        whole = largest + sum(others[: least - 1])
+        share = largest / whole if whole else math.nan
+        if min(weights) < 0 or not share <= self.most_weight:
+            raise InputError(
+                f"this site allows one site {self.most_weight:g} of a secure sum's weights, and in the run's one of {least} "
+                f"can have {share:.3g}: refused"
             )
 
     @property
@@ -115,19 +137,42 @@ class SitePolicy:
         for shards in levels:
             require_memory("a minibatch", (batch or 0) * shards.row_bytes(), "lower batch_size")
 
-    def agree_work(self, algorithm: Algorithm, own: Population, shapes: CallShapes) -> None:
-        """Raise `InputError` if an answer would take too long here, or an array of it too much memory; nothing is computed."""
+    def agree_work(self, algorithm: Algorithm, own: Population, shapes: CallShapes, number: int) -> AnswerTimes:
+        """How long answers of client `number` take; `InputError` if one would take too long, or an array too much memory.
+
+        Nothing is computed.
+        """
+        seconds: dict[tuple[str, Shape], float] = {}
         for name, found in shapes.items():
-            for shape in found if name != EVALUATING else ():
-                program = jax.make_jaxpr(partial(_answer, algorithm, name))(own, randomness.key(0), shape.arguments.empty())
-                needed = work(program.jaxpr, rounds=1).seconds()
-                if needed > self.seconds:
-                    raise InputError(
-                        f"an answer of {name} would take {in_words(needed)} or more here, and this site allows "
-                        f"{in_words(self.seconds)}: lower the hyperparameters that say how much clients compute"
-                    )
-                require_memory(f"an array of {name}", largest_array(program.jaxpr), "lower the hyperparameters")
+            answer = _metrics if name == EVALUATING else partial(_answer, algorithm, name, np.int32(number))
+            for shape in found:
+                program = jax.make_jaxpr(answer)(own, randomness.key(0), shape.arguments.empty()).jaxpr
+                needed = work(program, rounds=1 if name == EVALUATING else None).seconds()
+                self._agree_seconds(name, needed)
+                if name != EVALUATING:
+                    require_memory(f"an array of {name}", largest_array(program), "lower the hyperparameters")
+                seconds[name, shape.arguments] = needed
+        return AnswerTimes(self.seconds, seconds)
+
+    def _agree_seconds(self, name: str, needed: float) -> None:
+        """Raise `InputError` if an answer would take too long."""
+        if needed <= self.seconds:
+            return
+        if needed == math.inf:
+            raise InputError(
+                f"{name} has a loop whose length is not known before it runs, and this site allows answers of "
+                f"{in_words(self.seconds)}: give the loop a bound, or have the site's policy say seconds = inf"
+            )
+        raise InputError(
+            f"an answer of {name} would take {in_words(needed)} or more here, and this site allows {in_words(self.seconds)}: "
+            "lower the hyperparameters or the knobs that say how much clients compute"
+        )
 
 
-def _answer(algorithm: Algorithm, name: str, own: Population, key: Array, args: tuple) -> Tree:
-    return getattr(algorithm, name)(own.alone(key, jnp.ones(()), jnp.int32(0)), *args)
+def _answer(algorithm: Algorithm, name: str, number: Any, own: Population, key: Array, args: tuple) -> Tree:
+    """The client's number is no traced value: the lengths of loops may follow from it."""
+    return getattr(algorithm, name)(own.alone(key, jnp.ones(()), number), *args)
+
+
+def _metrics(own: Population, key: Array, point: tuple) -> tuple[Array, Array]:
+    return ground_truth.metrics(own, *point), ground_truth.tests(own, *point)

@@ -95,13 +95,17 @@ def described(configuration: Configuration) -> dict[str, Any]:
 
 
 def labels(configurations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each configuration: its algorithm, its task if tasks differ, and how it differs from similar ones."""
+    """A name for each configuration: its algorithm, its task if tasks differ, and how it differs from similar ones.
+
+    A run under attack always has the attack and the rule in its name.
+    """
     several = len({d["task"] for d in configurations}) > 1
 
     def named(one: Mapping[str, Any]) -> str:
         alike = [d for d in configurations if (d["task"], d["algorithm"]) == (one["task"], one["algorithm"])]
         name = f"{one['algorithm']} on {one['task']}" if several else one["algorithm"]
-        return ", ".join([name, *(f"{k} {one[k]}" for k in differences(alike) if k in one)])
+        told = {*differences(alike), *(("aggregate", "attack") if one.get("attack") else ())}
+        return ", ".join([name, *(f"{k} {one[k]}" if one[k] != "" else f"no {k}" for k in one if k in told)])
 
     return [named(one) for one in configurations]
 

@@ -204,6 +204,15 @@ function showCurves() {
   }
 }
 
+// A short piece of the k-th line, for a legend.
+function sample(k) {
+  const { colour, dash } = look(k);
+  const pattern = { solid: "none", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3" }[dash];
+  const piece = element("span", { class: "sample" });
+  piece.innerHTML = `<svg viewBox="0 0 26 8"><path d="M0 4H26" stroke="${colour}" stroke-width="3" stroke-dasharray="${pattern}"/></svg>`;
+  return piece;
+}
+
 function showControls() {
   const axes = Object.entries(data.axes).map(([axis, name]) => {
     const choose = () => { chosen.axis = axis; showControls(); showCurves(); };
@@ -217,15 +226,59 @@ function showControls() {
       showControls();
       showCurves();
     };
-    const { colour, dash } = look(k);
-    const pattern = { solid: "none", dash: "7 4", dashdot: "7 3 2 3", dot: "2 3" }[dash];
-    const entry = element("button", { type: "button", "aria-pressed": !chosen.hidden.has(series.label), onclick: toggle });
-    entry.innerHTML = `<svg viewBox="0 0 26 8"><path d="M0 4H26" stroke="${colour}" stroke-width="3" stroke-dasharray="${pattern}"/></svg>`;
-    entry.append(series.label);
-    return entry;
+    return element("button", { type: "button", "aria-pressed": !chosen.hidden.has(series.label), onclick: toggle }, sample(k), series.label);
   });
   const crosses = data.runs.some((run) => run.status === "diverged") ? [element("span", { class: "wrong" }, "× last measured before a run diverged")] : [];
   document.getElementById("legend").replaceChildren(...entries, ...crosses);
+}
+
+// --- liars -----------------------------------------------------------------------------------------------------------
+
+function rangeOf(values, logarithmic) {
+  const shown = logarithmic ? values.map(Math.log10) : values;
+  const [least, most] = [Math.min(...shown), Math.max(...shown)];
+  const margin = 0.06 * (most - least) || 0.1;
+  return [least - margin, most + margin];
+}
+
+function showBreakdowns() {
+  if (!isNew("breakdowns", data.breakdowns)) return;
+  const section = document.getElementById("breakdowns");
+  section.replaceChildren();
+  if (data.breakdowns.length) section.append(element("h2", {}, "How many liars each rule bears"));
+  for (const { name, metric, better, rules, panels } of data.breakdowns) {
+    const points = panels.flatMap((panel) => panel.curves.flatMap((curve) => curve.points));
+    const about = [`${words(metric)} at the end of runs, where ${better} is better, against the number of clients that lie. Each line is a rule by which answers are aggregated.`];
+    if (points.some((point) => point.half !== null)) about.push("Bars are 95 % confidence intervals over seeds.");
+    if (points.some((point) => point.diverged)) about.push("× is what was last measured before a run diverged.");
+    const legend = rules.map((rule, k) => element("span", { class: "entry" }, sample(k), rule));
+    const grid = element("div", { class: "grid" });
+    section.append(...(data.breakdowns.length > 1 ? [element("h3", {}, name)] : []), element("p", {}, about.join(" ")), element("div", { class: "controls" }, ...legend), grid);
+    const means = points.map((point) => point.mean);
+    const logarithmic = Math.min(...means) > 0 && Math.min(...means) < Math.max(...means) / 100;
+    const ends = points.flatMap(({ mean, half }) => [mean, mean - (half ?? 0), mean + (half ?? 0)]);
+    const range = rangeOf(logarithmic ? means : ends, logarithmic);
+    for (const { attack, curves } of panels) {
+      const lines = curves.flatMap((curve) => {
+        const { colour, dash } = look(rules.indexOf(curve.rule));
+        const of = (kept) => ({ x: kept.map((p) => p.liars), y: kept.map((p) => p.mean), name: curve.rule, hovertemplate: "%{y:.4~g} with %{x} liars", cliponaxis: false });
+        const ended = curve.points.filter((point) => !point.diverged);
+        const line = {
+          ...of(curve.points), y: curve.points.map((point) => (point.diverged ? null : point.mean)),
+          mode: "lines+markers", line: { color: colour, width: 2, dash }, marker: { color: colour, size: 7 },
+          error_y: { array: curve.points.map((point) => point.half ?? 0), visible: ended.some((point) => point.half !== null), color: colour, thickness: 1 },
+        };
+        const lost = curve.points.filter((point) => point.diverged);
+        const cross = { ...of(lost), name: `${curve.rule}, then diverged`, mode: "markers", marker: { symbol: "x", size: 10, color: colour, line: { width: 1.5, color: colourOf("--paper") } } };
+        return lost.length ? [line, cross] : [line];
+      });
+      const shown = layout("liars", words(metric) + (logarithmic ? " (log scale)" : ""));
+      const most = Math.max(...points.map((point) => point.liars));
+      Object.assign(shown.xaxis, { range: [-0.04 * most, 1.04 * most], tickformat: "d", ...(most <= 12 ? { dtick: 1 } : {}) });
+      Object.assign(shown.yaxis, { type: logarithmic ? "log" : "linear", range, ...(logarithmic ? { dtick: "D2", exponentformat: "power" } : {}) });
+      planned(grid, attack, lines, shown);
+    }
+  }
 }
 
 // --- sweeps ----------------------------------------------------------------------------------------------------------
@@ -519,6 +572,7 @@ function show() {
   showTable();
   showControls();
   showCurves();
+  showBreakdowns();
   showSweeps();
   showTunings();
   showNotes();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import math
@@ -13,6 +14,7 @@ import numpy as np
 
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
+from fedbilevel.report.breakdown import breakdowns
 from fedbilevel.report.cells_table import cells_table
 from fedbilevel.report.command_line import run_commands, sweep_command
 from fedbilevel.report.confidence import band, series
@@ -76,6 +78,7 @@ def contents(
         "table": _table(shown, runs),
         "runs": runs,
         "series": _series(runs, [c.plain() for c in configurations], settings, [*metric_names, *reported]),
+        "breakdowns": [dataclasses.asdict(one) for one in breakdowns(shown, configurations)],
         "differences": differences(settings),
         "holdings": list(holdings.values()),
         "sweeps": [_sweep(folder) for folder in sweeps],

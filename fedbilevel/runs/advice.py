@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from fedbilevel.algorithms.base import Algorithm
+from fedbilevel.algorithms.base import Algorithm, Penalised
 from fedbilevel.core.clients import PerClient
 from fedbilevel.core.population import Population
 from fedbilevel.core.problem import LOSSES
@@ -30,6 +30,7 @@ USED_UP = 0.1  # of the longest ∇h: what is left where x has nearly arrived
 NOTICED = 1e-3  # of a loss
 AT_BOUND = 0.9  # of the radius: clients project u before it is averaged
 LARGE = 1e3  # of a column of rows, or of the ratio of two columns
+SHARED = 0.9  # of what f has fallen by: as much, at least, is to remain where g alone leads
 GIVEN_UP = 0.05  # of what the headline had gained
 LOOKED_AT = 1000  # rows
 ANOTHER = "or tune an algorithm with step sizes."
@@ -53,6 +54,8 @@ def advice_on_run(experiment: Experiment, rows: Rows, state: Any, judged: Judged
         found.append(loss_risen(rows, tuned))
         if judged and not experiment.options.keep_best:
             found.append(past_its_best(rows, judged, simulated))
+        if simulated and (judged is None or judged.headline in LOSSES):  # otherwise rows that neither loss sees judge y
+            found.append(y_sees_f(rows, task, x, experiment.algorithm, state))
     if simulated:
         found.append(lower_unfollowed(rows, task, x, y, tuned))
     return [line for line in found if line]
@@ -112,6 +115,20 @@ def lower_unfollowed(rows: Rows, task: Task, x: Array, y: Array, tuned: bool) ->
     steps = "Divide the step on x by ten, or multiply that on y by ten if y hardly moved."
     remedy = steps if tuned else f"Standardise the columns of the rows, make more rounds, {ANOTHER}"
     return f"The lower level is not followed: at the last x, y is no better for g than where it started. {remedy}"
+
+
+def y_sees_f(rows: Rows, task: Task, x: Array, algorithm: Algorithm, state: Any) -> str:
+    """Whether f is as low as it is also because y descends it: of its fall less than nine tenths remain where g alone leads."""
+    led_by_g = algorithm.led_by_g(state) if isinstance(algorithm, Penalised) else None
+    if led_by_g is None:
+        return ""
+    first, last = rows[0]["upper_loss"], rows[-1]["upper_loss"]
+    if not last < first or first - float(task.evaluate(x, led_by_g)["upper_loss"]) > SHARED * (first - last):
+        return ""
+    return (
+        "y also descends f, since g is not convex in y, and the upper loss is lower there than where g alone leads: y is "
+        "fitted to f's rows too. Judge y by rows that neither loss sees, and x by a y that is trained on g anew."
+    )
 
 
 def past_its_best(rows: Rows, judged: Judged, simulated: bool) -> str:

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.extend.core import Literal
 
 from fedbilevel.algorithms import called
 from fedbilevel.core import randomness
@@ -68,7 +70,7 @@ class Work(NamedTuple):
 
     def plus(self, other: Work, times: float = 1) -> Work:
         """This work, and the other so many times."""
-        return Work(*(mine + times * more for mine, more in zip(self, other, strict=True)))
+        return Work(*(mine + times * more if more else mine for mine, more in zip(self, other, strict=True)))
 
     def seconds(self) -> float:
         """How long it takes on the available devices."""
@@ -77,15 +79,22 @@ class Work(NamedTuple):
         return (self.small + self.large) / (OF_A_GPU * jax.device_count()) + self.turns * LAUNCH
 
 
-def work(program: Any, rounds: int) -> Work:
-    """The work of a traced program; a loop of unknown length is taken to communicate once in every turn."""
+def work(program: Any, rounds: int | None) -> Work:
+    """The work of a traced program; a loop of unknown length is taken to communicate once in every turn.
+
+    Without `rounds` nothing communicates, and such a loop is taken to turn as often as it can, for ever if nothing bounds it.
+    """
     total = Work()
     for equation in program.eqns:
-        name, inner = equation.primitive.name, list(_inner(equation))
+        inner, turns = list(_inner(equation)), 1.0
+        if equation.primitive.name == "while":
+            turns = most_turns(equation) if rounds is None else rounds
+        elif equation.primitive.name == "scan":
+            turns = equation.params["length"]
+        if equation.primitive.name in ("scan", "while"):
+            total = total.plus(Work(turns=turns))
         for within in inner:
-            total = total.plus(work(within, rounds), equation.params.get("length", rounds if name == "while" else 1))
-        if name in ("scan", "while"):
-            total = total.plus(Work(turns=equation.params.get("length", rounds)))
+            total = total.plus(work(within, rounds), turns)
         if not inner:
             operations = _operations(equation)
             total = total.plus(Work(large=operations) if operations > SMALL else Work(small=operations))
@@ -99,6 +108,38 @@ def largest_array(program: Any) -> int:
         made += [getattr(result.aval, "size", 0) * result.aval.dtype.itemsize for result in equation.outvars]
         made += map(largest_array, _inner(equation))
     return max(made)
+
+
+def most_turns(loop: Any) -> float:
+    """The most turns of a `while` that goes on only below a number, and counts up to it; infinity for any other."""
+    goes_on, body = loop.params["cond_jaxpr"].jaxpr, loop.params["body_jaxpr"].jaxpr
+    given, passed = loop.params["cond_nconsts"], loop.params["body_nconsts"]
+    start, carried = loop.invars[given + passed :], goes_on.invars[given:]
+    found = [math.inf]
+    for below in _conditions(goes_on, goes_on.outvars[0]):
+        if below.primitive.name != "lt" or not isinstance(below.invars[1], Literal) or below.invars[0] not in carried:
+            continue
+        place = carried.index(below.invars[0])
+        counted = [e for e in body.eqns if body.outvars[place] in e.outvars and e.primitive.name == "add"]
+        steps = [e.invars[1] for e in counted if e.invars[0] is body.invars[passed + place]]
+        numbers = [start[place], below.invars[1], *steps]
+        if len(numbers) == 3 and all(
+            isinstance(n, Literal) and jnp.issubdtype(jnp.result_type(n.val), jnp.integer) for n in numbers
+        ):
+            first, end, step = (int(n.val) for n in numbers)
+            found += [max(0.0, math.ceil((end - first) / step))] if step > 0 else []
+    return min(found)
+
+
+def _conditions(program: Any, result: Any) -> Iterator[Any]:
+    """The equations all of whose results must hold for a truth value of the program to hold."""
+    for equation in program.eqns:
+        if result in equation.outvars:
+            if equation.primitive.name in ("and", "convert_element_type"):
+                for operand in equation.invars:
+                    yield from _conditions(program, operand)
+            else:
+                yield equation
 
 
 def _inner(equation: Any) -> Iterator[Any]:

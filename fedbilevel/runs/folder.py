@@ -65,6 +65,7 @@ FILES = (
     "result.json",
     "job.json",
     "sites.json",
+    "sums",
     "stop",
 )
 STARTING = "starting.json"
