@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation-demo test test-slow test-federation-quick test-federation test-all test-torch campaign chaos examples docs lint types bench bench-check bench-torch bench-peers bench-growth bench-federation clean
+.PHONY: demo federation-demo test test-slow test-federation-quick test-federation test-all test-torch campaign chaos intrusion examples docs lint types bench bench-check bench-torch bench-peers bench-growth bench-federation clean
 
 demo: .venv/installed
 	$(BIN)/fedbilevel demo
@@ -34,6 +34,9 @@ campaign: .venv/developed
 
 chaos: .venv/developed
 	$(BIN)/python tests/chaos.py
+
+intrusion: .venv/developed
+	timeout 1800 $(BIN)/pytest -m intrusion -n 0
 
 examples: .venv/developed
 	$(BIN)/pytest tests/test_examples.py -m slow

@@ -59,7 +59,7 @@ def free_port() -> int:
 def started(folder: Path) -> Iterator[None]:
     """During the block, the server and all sites of a federation run."""
     here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    words = [sys.executable, "-m", "fedbilevel", "federation", "start", folder]
+    words = [sys.executable, "-c", "from exchange_engine import main; main()", "federation", "start", folder]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, **here})
     try:
         yield

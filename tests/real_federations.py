@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -99,6 +100,19 @@ class Running:
         """Every site of its federation holds its share of a task."""
         for m, site in enumerate(Federation.read(self.folder).sites):
             self.configure(site, task=task, loader="share", client=m)
+
+
+def port_of(federation):
+    return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
+
+
+def tls(port, certificate=None, source="127.0.0.1"):
+    """A connection with the certificate of a kit, or with none, from one of this machine's addresses."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)))
 
 
 def status(folder):

@@ -19,7 +19,20 @@ import jax
 import numpy as np
 import psutil
 import pytest
-from real_federations import COMMAND, ENVIRONMENT, HERE, Running, assert_equal, command, free_port, rows, status, until
+from real_federations import (
+    COMMAND,
+    ENVIRONMENT,
+    HERE,
+    Running,
+    assert_equal,
+    command,
+    free_port,
+    port_of,
+    rows,
+    status,
+    tls,
+    until,
+)
 
 from fedbilevel.command import main
 from fedbilevel.federation.job import write_job
@@ -382,6 +395,7 @@ def test_ctrl_c_leaves_a_run_that_resume_brings_to_the_simulated_end(federation,
     assert_equal(rows(out), rows(simulated("sampled")))
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 def test_a_revoked_site_is_shut_out_until_it_is_readmitted(federation):
     port, kit = port_of(federation), federation.folder / SITES[-1]
@@ -432,15 +446,6 @@ def beside_a_run(in_progress):
     assert in_progress.process.poll() is None
 
 
-def tls(port, certificate=None, source="127.0.0.1"):
-    """A connection with the certificate of a kit, or with none, from one of this machine's addresses."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if certificate:
-        context.load_cert_chain(certificate / "startup" / "client.crt", certificate / "startup" / "client.key")
-    return context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)))
-
-
 def knock(port, certificate=None):
     """What a stranger learns who connects with the certificate of a kit, or with none."""
     with tls(port, certificate) as line:
@@ -448,11 +453,8 @@ def knock(port, certificate=None):
         return line.recv(100)
 
 
-def port_of(federation):
-    return int(next(p for p in (federation.folder / "federation.toml").read_text().splitlines() if "port" in p).split()[-1])
-
-
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_without_a_certificate_the_door_is_shut(federation):
     with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -462,6 +464,7 @@ def test_without_a_certificate_the_door_is_shut(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path):
     command("federation", "init", tmp_path / "foreign", "--sites", SITES[0], "--port", port_of(federation))
@@ -471,6 +474,7 @@ def test_a_foreign_authoritys_certificate_does_not_open_it(federation, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_stranger_who_connects_and_says_nothing_keeps_nobody_out(federation):
     with socket.create_connection(("127.0.0.1", port_of(federation))):
@@ -497,21 +501,24 @@ def submitted(kit, user, path):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_sites_kit_cannot_submit_a_job(federation, tmp_path):
     shutil.copytree(federation.folder / "admin", tmp_path / "kit")
     for name in ("client.crt", "client.key"):
         shutil.copy(federation.folder / SITES[0] / "startup" / name, tmp_path / "kit" / "startup" / name)
     path = job(federation, tmp_path)
+    line = f"the certificate of {SITES[0]} does not speak for _admin_"
     assert "no session" in submitted(tmp_path / "kit", ADMIN, path)  # the certificate is not the administrator's
-    assert "failed to verify client identity" in federation.log()
+    refused = federation.log().count(line)
     config = tmp_path / "kit" / "startup" / "fed_admin.json"
     config.write_text(config.read_text().replace(ADMIN, SITES[0]))
     assert "no session" in submitted(tmp_path / "kit", SITES[0], path)  # it is the site's, but a site is no administrator
-    assert "the certificate has no role" in federation.log()
+    assert federation.log().count(line) > refused > 0
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 @pytest.mark.parametrize("command", ["cells", "process_info server", "speed server 1000 1000", f"stop_cell {SITES[0]}"])
 def test_nobody_can_command_the_engines_network(federation, command):
@@ -538,6 +545,7 @@ def hung_up(line):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_site_that_connects_from_two_places_is_reported(federation):
     line = f"{SITES[0]} connects from 127.0.0.2 and from 127.0.0.1: does a second process use its kit?"
@@ -546,6 +554,7 @@ def test_a_site_that_connects_from_two_places_is_reported(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_an_announced_length_makes_no_process_take_memory(federation):
     """Neither with a site's certificate at the server's port, nor without any at the ports that are open on this machine."""
@@ -569,6 +578,7 @@ def peak(process):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_long_greeting_makes_no_process_take_memory(federation):
     """A million empty lists in one megabyte would be sixty."""
@@ -589,6 +599,7 @@ def test_a_long_greeting_makes_no_process_take_memory(federation):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_a_job_that_ships_code_is_refused(federation, tmp_path):
     path = job(federation, tmp_path)
@@ -599,6 +610,7 @@ def test_a_job_that_ships_code_is_refused(federation, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 @pytest.mark.parametrize("name", ["subprocess.Popen", "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"])
 def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path, name):
@@ -610,6 +622,7 @@ def test_a_job_with_a_class_outside_the_list_is_refused(federation, tmp_path, na
 
 
 @pytest.mark.slow
+@pytest.mark.intrusion
 @pytest.mark.usefixtures("beside_a_run")
 def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation, in_progress):
     jobs = [p for name in ("server", *SITES) for p in federation.processes(name, "_process")]
@@ -629,6 +642,7 @@ def test_nothing_is_left_outside_the_federations_and_the_runs_folder(federation,
     assert not {name for name in set(os.listdir("/tmp")) - federation.in_tmp_before if "flare" in name.lower()}
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 def test_the_run_beside_all_that_is_unharmed_and_stops_at_ctrl_c(in_progress, simulated):
     in_progress.process.send_signal(signal.SIGINT)
@@ -659,6 +673,7 @@ def hostile(federation, simulated, tmp_path_factory):
     return json.loads((tmp_path / "run" / "fedbioacc" / "said.json").read_text()), tmp_path / "run", log
 
 
+@pytest.mark.intrusion
 @pytest.mark.parametrize(
     ("request_", "line"),
     [
@@ -683,6 +698,7 @@ def test_a_site_refuses_what_its_algorithm_does_not_ask_for(hostile, request_, l
     assert f"refused: {line}" in log  # in the site's own log
 
 
+@pytest.mark.intrusion
 @pytest.mark.parametrize("method", ["prepare", "_begin"])
 def test_a_site_answers_to_published_methods_alone(hostile, method):
     said, _, log = hostile
@@ -691,6 +707,7 @@ def test_a_site_answers_to_published_methods_alone(hostile, method):
     assert line in log
 
 
+@pytest.mark.intrusion
 def test_the_run_is_unharmed_by_refused_requests(hostile, simulated):
     _, run, _ = hostile
     assert_equal(rows(run), rows(simulated("fedbioacc")))
@@ -710,6 +727,7 @@ def lied(federation, tmp_path_factory):
     return [json.loads(line) for line in file.read_text().splitlines()], federation.log()
 
 
+@pytest.mark.intrusion
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["float32[3]", "float16[8]", "an answer holds a value that is not finite", "float32 2026-01-01 - all is well[2J"]

@@ -61,6 +61,9 @@ def test_kits_refuse_code_and_shell_and_keep_logs_and_keys_to_themselves(founded
         assert [path.endswith(name) for path, name in zip(resources["class_allow_list"], own, strict=True)] == [True, True]
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert "site_log_streamer" not in json.dumps(resources) and resources["allow_log_streaming"] is False
+        assert not list((founded / name).rglob("*.sh"))
+        readme = (founded / name / "readme.txt").read_text()
+        assert f"fedbilevel federation start FOLDER --site {name}\n" in readme and "start.sh" not in readme
         for file in (founded / name).rglob("*"):
             assert file.stat().st_mode & 0o077 == 0, file
     client = json.loads((founded / "a" / "startup" / "fed_client.json").read_text())

@@ -4,11 +4,13 @@ import datetime
 import json
 import logging
 import os
+import re
 import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +19,17 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedbilevel.errors import InputError
-from fedbilevel.federation import compile_cache, guarded_engine, job_launchers, listener, processes, sparse_log, supervise
+from fedbilevel.federation import (
+    compile_cache,
+    guarded_process,
+    guards,
+    job_launchers,
+    listener,
+    processes,
+    same_kit,
+    sparse_log,
+    supervise,
+)
 from fedbilevel.federation.job_launchers import MOST_FOLDERS, SiteJobs, is_job_id, tidy
 from fedbilevel.federation.listener import Revoked
 from fedbilevel.federation.log_lines import MOST_CHARACTERS, PlainFormatter
@@ -35,7 +47,9 @@ from nvflare.fuel.f3.cellnet.net_manager import NetManager
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.hci.server.login import validate_admin_leaf_cert
+from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.server.admin import NetManager as served
 
 said = {}
@@ -55,6 +69,8 @@ except Exception as error:
 for name, size in (("small", 1000), ("large", 20 << 20)):
     blob = BlobTask(None, SimpleNamespace(get_size=lambda: size), 1 << 32)
     said[name] = len(blob.buffer)
+said["does"] = [topic for processor in ClientRequestProcessors.request_processors for topic in processor.get_topics()]
+said["job_does"] = [command.get_command_name() for command in AdminCommands.commands]
 said["login"], said["served"] = validate_admin_leaf_cert.__name__, served is NetManager
 print(json.dumps(said))
 """
@@ -68,9 +84,46 @@ def test_a_guarded_process_deletes_no_kit_takes_no_network_messages_and_makes_no
     said = json.loads(done.stdout)
     assert (tmp_path / "startup").is_dir() and said["deleting"] == "not the identity of a job: refused"
     assert said["registered"] == said["commands"] == 0 and said["served"]
-    assert "exceeds limit" in said["frame"] and str(guarded_engine.MOST_FRAME) in said["frame"]
+    assert "exceeds limit" in said["frame"] and str(guards.MOST_FRAME) in said["frame"]
     assert said["small"] == 1000 and said["large"] == 0  # until its pieces come
     assert said["login"] == "require_role"
+    assert set(said["does"]) == guards.FOR_THE_SERVER and said["job_does"] == ["abort"]
+    assert not [topic for topic in said["does"] if re.search("shell|info|env|log|restart|shutdown", topic)]
+
+
+UNKNOWN = """
+import sys
+{missing}
+sys.argv = ["guarded_engine", "this"]
+from fedbilevel.federation.guarded_engine import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("from nvflare.fuel.f3.drivers import socket_conn\ndel socket_conn.MAX_FRAME_SIZE", "MAX_FRAME_SIZE"),
+        (
+            "from nvflare.fuel.f3.cellnet.core_cell import CoreCell\ndel CoreCell.process_message",
+            "CoreCell has no process_message",
+        ),
+        ("from nvflare.fuel.f3.streaming import blob_streamer\ndel blob_streamer.BlobTask", "BlobTask"),
+        ("sys.modules['nvflare.fuel.hci.server.login'] = None", "nvflare.fuel.hci.server"),
+        (
+            "from nvflare.private.fed.client import training_cmds as c\nc.AbortAppProcessor.get_topics = lambda self: []",
+            "nothing there answers to train.abort",
+        ),
+    ],
+)
+def test_a_version_of_flare_that_cannot_be_guarded_does_not_start(missing, named):
+    words = [sys.executable, "-c", UNKNOWN.format(missing=missing)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    assert re.match(
+        r"fedbilevel: nvflare \S+ cannot be guarded \(.+\): install the version that is known to work, 2\.9", done.stderr
+    )
+    assert named in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,23 +134,23 @@ def test_only_what_flares_server_gives_is_a_jobs_identity(job, is_one):
     assert is_job_id(job) == is_one
     if not is_one:
         with pytest.raises(ValueError, match="not the identity of a job"):
-            guarded_engine.require_job_id(job)
+            guards.require_job_id(job)
 
 
 def certificate(**named):
     """A certificate, with or without a role, signed by itself."""
     key, day = ec.generate_private_key(ec.SECP256R1()), datetime.timedelta(1)
     now = datetime.datetime.now(datetime.UTC)
-    attributes = {"name": x509.NameOID.COMMON_NAME, "role": guarded_engine.ROLE}
+    attributes = {"name": x509.NameOID.COMMON_NAME, "role": guards.ROLE}
     name = x509.Name([x509.NameAttribute(attributes[what], value) for what, value in named.items()])
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     return builder.serial_number(1).not_valid_before(now).not_valid_after(now + day).sign(key, hashes.SHA256())
 
 
 def test_only_a_certificate_with_a_role_is_an_administrators():
-    guarded_engine.require_role(certificate(name="admin@fedbilevel.org", role="project_admin"))
+    guards.require_role(certificate(name="admin@fedbilevel.org", role="project_admin"))
     with pytest.raises(ValueError, match="has no role"):
-        guarded_engine.require_role(certificate(name="hospital-1"))
+        guards.require_role(certificate(name="hospital-1"))
 
 
 def test_the_list_of_revoked_sites_is_read_again_when_it_changes(tmp_path):
@@ -138,6 +191,9 @@ def test_warnings_that_others_cause_do_not_fill_the_log_and_are_logged_again_aft
 
 def test_a_jobs_process_is_guarded_and_older_jobs_folders_are_deleted(tmp_path, monkeypatch):
     command = f"python -m nvflare.private.fed.app.client.worker_process -m {tmp_path}"
+    with pytest.raises(RuntimeError, match="only under its guards"):
+        SiteJobs()
+    monkeypatch.setattr(guarded_process, "_guarded", True)
     monkeypatch.setattr(job_launchers.ClientProcessJobLauncher, "get_command", lambda self, meta, context: command)
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     for name in ("startup", "local", "kept"):
@@ -181,6 +237,35 @@ def test_a_second_process_with_a_kit_is_refused_and_what_the_first_writes_is_pri
     before = os.umask(0o022)
     os.umask(before)
     assert before != 0o077
+
+
+def test_a_log_that_grows_while_its_process_runs_is_bounded(tmp_path, monkeypatch):
+    """Its process holds it open and goes on writing; what it wrote last is kept."""
+    (tmp_path / "a" / "startup").mkdir(parents=True)
+    monkeypatch.setattr(processes, "MOST_LOG", 10**5)
+    kit, console = processes.KitProcess(tmp_path / "a"), tmp_path / "a" / "console.txt"
+    talking = "import itertools, time\nfor n in itertools.count(): print(n, 100 * 'x', flush=True); time.sleep(1e-4)"
+    with console.open("ab") as out, subprocess.Popen([sys.executable, "-c", talking], stdout=out) as process:
+        sizes, begun_anew = [], 0
+        while begun_anew < 3:
+            time.sleep(0.05)
+            kit.bound_logs()
+            sizes.append(console.stat().st_size)
+            begun_anew += len(sizes) > 1 and sizes[-1] < sizes[-2]
+        process.kill()
+    assert max(sizes) <= 10**5 and len(list(console.parent.glob("*.txt"))) == 2
+    old = console.with_name("console.old.txt").read_text()
+    numbers = [int(line.split()[0]) for line in old.splitlines()[1:-1]]
+    assert len(old) > 10**5 and numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_a_site_that_is_connected_anew_is_not_taken_for_two(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(same_kit.time, "monotonic", lambda: now[0])
+    displacements = same_kit.Displacements()
+    assert not displacements.repeated("a") and not displacements.repeated("a") and not displacements.repeated("b")
+    now[0] += 61
+    assert not displacements.repeated("a") and not displacements.repeated("a") and displacements.repeated("a")
 
 
 def test_a_restarted_site_is_told_from_one_that_was_never_there():

@@ -12,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
+from fedbilevel.federation.guarded_process import require_guarded
 from fedbilevel.federation.provision import ENGINE
 
 MOST_FOLDERS = 8  # of jobs that have ended, at a site
@@ -21,6 +22,10 @@ UNGUARDED = " -m nvflare."
 class ServerJobs(ServerProcessJobLauncher):
     """For the server's kit."""
 
+    def __init__(self) -> None:
+        require_guarded()
+        super().__init__()
+
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
         """The command that starts a job's process."""
         return _guarded(super().get_command(job_meta, fl_ctx))
@@ -28,6 +33,10 @@ class ServerJobs(ServerProcessJobLauncher):
 
 class SiteJobs(ClientProcessJobLauncher):
     """For a site's kit."""
+
+    def __init__(self) -> None:
+        require_guarded()
+        super().__init__()
 
     def get_command(self, job_meta: Any, fl_ctx: Any) -> str:
         """The command that starts a job's process."""

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from fedbilevel.user_files import read_json
 
 RESTARTS, WITHIN = 5, 120.0  # a kit that dies this often within this many seconds is given up
 PROGRAMS = {kind: f"nvflare.private.fed.app.{kind}.{kind}_train" for kind in ("server", "client")}
-CONSOLE_SIZE = 50 << 20  # bytes above which the next start begins a new one
+MOST_LOG = 50 << 20  # bytes above which a kit's log begins anew, beside the one before
+LOGS = ("console.txt", "audit.log")  # those that FLARE itself does not bound
 GRACE = 5.0  # seconds that processes have to end on their own
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -43,9 +45,7 @@ class KitProcess:
 
     def start(self) -> None:
         """Start it; it and its jobs log to `console.txt` in its kit."""
-        console_file = self.kit / "console.txt"
-        if console_file.exists() and console_file.stat().st_size > CONSOLE_SIZE:
-            console_file.replace(console_file.with_name("console.old.txt"))
+        self.bound_logs()
         (self.kit / "tmp").mkdir(exist_ok=True)
         (self.kit / "transfer").mkdir(exist_ok=True)
         if self.name == SERVER:
@@ -53,7 +53,7 @@ class KitProcess:
         kind = "server" if self.name == SERVER else "client"
         options = ["secure_train=true", f"org={ORGANISATION}", "config_folder=config"]
         options += [f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"] if kind == "client" else []
-        with console_file.open("ab") as console:
+        with (self.kit / "console.txt").open("ab") as console:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-u", "-m", ENGINE, PROGRAMS[kind]),
@@ -67,6 +67,14 @@ class KitProcess:
                 start_new_session=True,  # Ctrl-C reaches only us; we then stop it in order
                 preexec_fn=_die_with_parent,
             )
+
+    def bound_logs(self) -> None:
+        """Empty a log that has grown too large, after a copy: its processes hold it open, and append to what is there."""
+        for file in (self.kit / name for name in LOGS):
+            if file.exists() and file.stat().st_size > MOST_LOG:
+                with contextlib.suppress(OSError):  # the disk is full
+                    shutil.copyfile(file, file.with_name(f"{file.stem}.old{file.suffix}"))
+                os.truncate(file, 0)
 
     @property
     def alive(self) -> bool:
@@ -91,6 +99,8 @@ def run(kits: Sequence[KitProcess], say: Callable[[str], None]) -> None:
             kit.start()
         while not stopped():
             time.sleep(0.2)
+            for kit in deaths:
+                kit.bound_logs()
             for kit in [kit for kit in deaths if not kit.alive]:
                 now = time.monotonic()
                 deaths[kit] = [*(t for t in deaths[kit] if now - t < WITHIN), now]

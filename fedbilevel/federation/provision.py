@@ -32,6 +32,7 @@ RESERVED = (SERVER, ADMINISTRATOR, AUTHORITY)
 DEFAULT_PORT = 8002
 HEARTBEAT, HEARTBEAT_TIMEOUT = 4, 20  # seconds between a site's heartbeats, and until a silent site counts as gone
 SITES_ANSWER = 3.0  # seconds that the server waits for its sites before it answers a researcher, who waits for five
+UNGUARDED = ("startup/start.sh", "startup/sub_start.sh", "startup/stop_fl.sh")  # FLARE's scripts: they start it as it is
 CALLS = "nvflare.collab.runtime.cell_dispatcher"  # logs two lines per call, and runs make thousands of calls
 
 SERVER_CLASS = "fedbilevel.federation.server.ExperimentServer"
@@ -53,6 +54,14 @@ RIGHTS = {  # of the only role; nobody may ship code or run shell commands
     "shell_commands": "none",
     "byoc": "none",
 }
+
+KIT_README = """\
+This is the start-up kit of {name} in a federation. It holds a private key: keep it to yourself. Start it with
+
+    fedbilevel federation start FOLDER --site {name}
+
+where FOLDER is the folder that holds this one. It does not run under NVIDIA FLARE's own commands.
+"""
 
 SITE_TOML = """\
 # What data this site has. It stays here: nothing in this file is sent anywhere, except for the task and the knobs
@@ -207,8 +216,11 @@ class _Silent:
 
 
 def _lock_down(kit: Path, kind: str) -> None:
-    """Allow only the classes that an experiment needs, refuse shipped code, send no logs, and guard jobs' processes."""
+    """Allow only the classes that an experiment needs, refuse shipped code, send no logs, and start nothing unguarded."""
     local = kit / "local"
+    for script in UNGUARDED:
+        (kit / script).unlink()
+    (kit / "readme.txt").write_text(KIT_README.format(name=kit.name))
     resources: dict[str, Any] = read_json(local / "resources.json.default", dict[str, Any])
     resources |= {"class_allow_list": list(CLASSES[kind]), "allow_log_streaming": False}
     resources["components"] = [c for c in resources["components"] if c["id"] not in ("site_log_streamer", "log_receiver")]
