@@ -107,7 +107,7 @@ def main(kit, site, accomplice, out):
     fed_server.FederatedServer._register_cellnet_cbs = register_and_attack
     kit = Path(kit)
     (kit / "transfer").mkdir(exist_ok=True)
-    processes._keep_storage_inside(kit)
+    processes.keep_storage_inside(kit)
     os.chdir(kit)
     options = ["secure_train=true", "org=fedbilevel", "config_folder=config"]
     sys.argv = ["server", "-m", str(kit), "-s", "fed_server.json", "--set", *options]

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedbilevel.errors import InputError
 from fedbilevel.federation import (
     compile_cache,
-    guarded_process,
     guards,
     job_launchers,
     listener,
@@ -193,7 +192,7 @@ def test_a_jobs_process_is_guarded_and_older_jobs_folders_are_deleted(tmp_path, 
     command = f"python -m nvflare.private.fed.app.client.worker_process -m {tmp_path}"
     with pytest.raises(RuntimeError, match="only under its guards"):
         SiteJobs()
-    monkeypatch.setattr(guarded_process, "_guarded", True)
+    monkeypatch.setattr(job_launchers, "require_guarded", lambda: None)
     monkeypatch.setattr(job_launchers.ClientProcessJobLauncher, "get_command", lambda self, meta, context: command)
     workspace = SimpleNamespace(get_root_dir=lambda: str(tmp_path))
     for name in ("startup", "local", "kept"):

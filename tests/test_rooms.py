@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PUBLIC = {"_replace", "_asdict", "_fields", "_make", "_repr_html_", "_repr_png_", "_exit"}  # of named tuples, notebooks, and os
-FILES = sorted(p for folder in ("fedbilevel", "tests", "benchmarks", "docs", "examples") for p in (ROOT / folder).rglob("*.py"))
+ATTACKERS = [ROOT / "tests" / "hostile_engine.py"]  # who keep to no names
+FOLDERS = "fedbilevel", "tests", "benchmarks", "docs", "examples"
+FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py") if p not in ATTACKERS)
 
 
 def is_private(name):

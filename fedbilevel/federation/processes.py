@@ -49,7 +49,7 @@ class KitProcess:
         (self.kit / "tmp").mkdir(exist_ok=True)
         (self.kit / "transfer").mkdir(exist_ok=True)
         if self.name == SERVER:
-            _keep_storage_inside(self.kit)
+            keep_storage_inside(self.kit)
         kind = "server" if self.name == SERVER else "client"
         options = ["secure_train=true", f"org={ORGANISATION}", "config_folder=config"]
         options += [f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"] if kind == "client" else []
@@ -133,7 +133,7 @@ def _of(process: psutil.Process, kit: Path) -> bool:
     return False
 
 
-def _keep_storage_inside(kit: Path) -> None:
+def keep_storage_inside(kit: Path) -> None:
     """Have the server keep its jobs in its kit instead of in a shared folder."""
     file = kit / "local" / "resources.json"
     resources = read_json(file, dict[str, Any])
