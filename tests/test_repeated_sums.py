@@ -191,6 +191,32 @@ def test_sites_refuse_the_same_question_for_another_cohort_also_after_they_were_
     assert runs.cohorts()[-1] == [[0, 1, 2, 3]]
 
 
+def test_a_question_that_is_refused_does_not_take_the_place_of_the_one_that_is_opened(tmp_path):
+    """A server that lies asks for something else between a site's numbers and what unmasks them."""
+    runs = Runs(tmp_path, fb.FedAvg(), remembers=False)
+    first = runs.started()
+    ask, types, masked = first.exchange.transport.ask, EXPRESSIONS | wire.named_tuples(fb.FedAvg), {}
+
+    def lying(requests):
+        read = {m: wire.decode(r, types) for m, r in requests.items()}
+        if any(isinstance(r.expression, Unmask) for r in read.values()):
+            refused, why = ask(masked)
+            assert not refused and len(why) == 4
+        masked.clear()
+        for m, request in read.items():
+            match request.expression:
+                case Masked(expression=inside):
+                    other = inside._replace(call=inside.call._replace(key=inside.call.key + 1))
+                    masked[m] = wire.encode(request._replace(expression=request.expression._replace(expression=other)))
+        return ask(requests)
+
+    first.exchange.transport.ask = lying
+    runs.step(first, runs.begin(first), 1)
+    again = runs.started(1)
+    with pytest.raises(RuntimeError, match="needs 3 clients, and 0 answered"):
+        runs.step(again, runs.begin(again), 1)
+
+
 def test_metrics_are_not_summed_twice_over_other_sites_either(tmp_path):
     runs = Runs(tmp_path, fb.FedAvg())
     first = runs.started(1)

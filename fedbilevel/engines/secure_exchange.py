@@ -126,10 +126,9 @@ class SecureExchange:
 
         failures = Failures()
         prepared = self._prepared_for(wanted, failures)
-        members = sorted(prepared.clients & wanted.keys())
-        again = begun is not None and set(begun.members) <= set(members)
-        others = set(members) - set(begun.members) if begun is not None and again else set()
-        members = sorted(set(members) - others)
+        there = prepared.clients & wanted.keys()
+        again = begun is not None and there.issuperset(begun.members)
+        members = begun.members if begun is not None and again else sorted(there)
         self._require_enough(members, failures)
         asked = _hash(wanted[members[0]][0])
         requests: Wanted = {m: (Advertise(), []) for m in range(self._clients) if m not in failures}
@@ -157,7 +156,7 @@ class SecureExchange:
         self._prepared = Prepared(keys, sealed)
         unmasking = {m: shares for m, (shares, _) in helped.items()}
         total = self._collector.total(prepared, members, asked, masked, unmasking).view(np.int32)
-        return Opened(arrived, total, failures | {m: NOT_IN_IT for m in others})
+        return Opened(arrived, total, failures | {m: NOT_IN_IT for m in there.difference(members)})
 
     def _prepared_for(self, wanted: Wanted, failures: Failures) -> Prepared:
         """The keys and shares of clients for one sum: those that came with the sum before, if there are no others to be had."""
@@ -211,11 +210,11 @@ class SecureClient:
                 return _rows(self._coming.share(_unpacked(adverts)))
             case Masked(shares=shares, expression=expression) if self._coming is not None:
                 numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(value)])
-                self._question = _question(expression, numbers)
+                question = _question(expression, numbers)
                 if self._answered is not None:
-                    self._answered.require(self._question, {self._number, *_by_client(shares)})
+                    self._answered.require(question, {self._number, *_by_client(shares)})
                 hidden, advert = self._coming.mask(_by_client(shares), _hash(expression), _counted(numbers))
-                self._now, self._coming = self._coming, self._coming.following
+                self._now, self._coming, self._question = self._coming, self._coming.following, question
                 return hidden, _array(b"".join(advert))
             case Unmask(arrived=arrived, adverts=adverts) if self._now is not None:
                 (seeds, keys), sealed = self._now.unmask(arrived, _unpacked(adverts))
@@ -230,7 +229,7 @@ def _incomplete(members: Collection[int], there: Collection[int], failures: Fail
     m = min(set(members) - set(there), key=lambda m: failures[m].kind is Kind.REFUSED)
     return RuntimeError(
         "the run was stopped while a secure sum was opened, which must not be opened again over other clients, and "
-        f"client {m} is missing: {failures[m]}"
+        f"client {m} is missing: {failures[m]}. Bring it back and resume the run, or start another"
     )
 
 

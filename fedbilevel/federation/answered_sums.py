@@ -28,20 +28,21 @@ class AnsweredSumsFile:
 
     def __init__(self, folder: Path, run: str, names: Sequence[str]):
         self._file, self._names = place_of_run(folder, run), names
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file.touch(mode=0o600)
         self._read = 0  # bytes of the file that are in what follows
         self._answered: dict[bytes, bytes] = {}
 
     def require(self, question: bytes, members: Collection[int]) -> None:
         """See `AnsweredSums`."""
-        with held(self._file):
-            self._catch_up()
+        if self._file.exists():
+            with held(self._file):
+                self._catch_up()
         self._require(question[:HALF], self._hash(members))
 
     def add(self, question: bytes, members: Collection[int]) -> None:
         """See `AnsweredSums`."""
         asked, over = question[:HALF], self._hash(members)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch(mode=0o600)
         with held(self._file):
             self._catch_up()
             self._require(asked, over)

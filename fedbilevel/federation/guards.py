@@ -126,9 +126,10 @@ def _by(ours: Any) -> Callable[[Any], Any]:
 
 def _keep(offered: list[Any], names: Callable[[Any], set[str]], wanted: set[str]) -> None:
     """Take all but the wanted from what FLARE offers; `AttributeError` if one of these is missing."""
-    if missing := wanted - {name for one in offered for name in names(one)}:
-        raise AttributeError(f"nothing there answers to {min(missing)}")
-    offered[:] = [one for one in offered if names(one) <= wanted]
+    kept = [one for one in offered if names(one) <= wanted]
+    if missing := wanted - {name for one in kept for name in names(one)}:
+        raise AttributeError(f"nothing there answers to {min(missing)} and to nothing else")
+    offered[:] = kept
 
 
 def install() -> None:

@@ -69,12 +69,15 @@ class KitProcess:
             )
 
     def bound_logs(self) -> None:
-        """Empty a log that has grown too large, after a copy: its processes hold it open, and append to what is there."""
+        """Empty a log that has grown too large, after a copy: its processes hold it open, and append to what is there.
+
+        While the disk is too full for a copy, it stays.
+        """
         for file in (self.kit / name for name in LOGS):
-            if file.exists() and file.stat().st_size > MOST_LOG:
-                with contextlib.suppress(OSError):  # the disk is full
+            with contextlib.suppress(OSError):
+                if file.stat().st_size > MOST_LOG:
                     shutil.copyfile(file, file.with_name(f"{file.stem}.old{file.suffix}"))
-                os.truncate(file, 0)
+                    os.truncate(file, 0)
 
     @property
     def alive(self) -> bool:

@@ -84,8 +84,8 @@ client = {number}                    # share: which of the simulated clients thi
 [policy]                      # what this site insists on besides; a run that does not comply is refused
 # least_batch_size = 32       # rows in a minibatch
 # least_rows = 100            # rows behind any answer
-# memory = 4.0                # gigabytes that a run's knobs may ask for
-# seconds = 600.0             # that an answer may take by an optimistic estimate
+# memory = 4.0                # gigabytes that a run may make this site use, and half of what it may keep on disk
+# seconds = 600.0             # that a request may take by an optimistic estimate
 # secure_sum = true           # the server learns sums over sites, and nothing of this one alone
 # at_least = 3                # the fewest sites in such a sum
 # most_weight = 0.75          # the largest share of the weights that one site has in such a sum

@@ -12,11 +12,11 @@ from nvflare.fuel.f3.drivers.driver_params import DriverParams
 
 from fedbilevel.federation.listener import second_processes
 
-TIMES, WITHIN = 3, 60.0  # so often within so many seconds; a site whose network fails takes its own place once
+TIMES, WITHIN = 3, 60.0  # so often within so many seconds; a process whose network fails takes its own place once
 
 
 class Displacements:
-    """When connections with each certificate have taken the places of others that were still open."""
+    """When connections of each process have taken the places of others that were still open."""
 
     def __init__(self) -> None:
         self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=TIMES))
@@ -37,7 +37,7 @@ def watched(add: Callable[..., None]) -> Callable[..., None]:
         add(self, added)
         name, address = _about(added, DriverParams.PEER_CN), _about(added, DriverParams.PEER_ADDR)
         came_here = added.conn.connector.mode == Mode.PASSIVE
-        if came_here and name and before and displacements.repeated(name):
+        if came_here and name and before and displacements.repeated(self.endpoint.name):
             second_processes.warning(f"{name} connects from {address} and from {before[0]}: does a second process use its kit?")
 
     return add_and_watch
