@@ -12,7 +12,7 @@ import pytest
 from federations import AVERAGED, SHARED_X, deployed
 
 import fedbilevel as fb
-from fedbilevel.aggregations import AGGREGATIONS, configured, in_full, parts, text_of, written
+from fedbilevel.aggregations import AGGREGATIONS, configured, in_full, in_short, parts, text_of, written
 from fedbilevel.algorithms import ALGORITHMS, called
 from fedbilevel.command import main
 from fedbilevel.core.aggregation import Mean
@@ -225,3 +225,12 @@ def test_a_rule_of_the_users_own_file_runs_by_name(tmp_path):
     assert ours.configuration.names()[2] == file
     np.testing.assert_allclose(ours.x(), theirs.x())
     assert ours.rows()[-1]["upper_loss"] == pytest.approx(theirs.rows()[-1]["upper_loss"])
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATIONS.bundled))
+def test_a_rule_in_short_has_the_settings_that_are_not_usual(name):
+    assert in_short(in_full(name)) == in_short(name) == name
+    settings = configured(name).settings()
+    if "byzantine" in settings:
+        assert in_short(in_full(f"{name}(byzantine=3)")) == f"{name}(byzantine=3)"
+    assert in_short("mine.py:Median(cut=1)") == "mine.py:Median(cut=1)"

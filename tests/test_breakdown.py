@@ -134,11 +134,10 @@ def test_the_page_shows_how_many_liars_each_rule_bears(folders, opened, tmp_path
 
 
 def test_the_name_of_a_run_under_attack_has_the_attack_and_the_rule(folders):
-    full = "trimmed-mean(byzantine=2, before=nnm, bucket=2)"
     assert [curve.label for curve in curves([folders[k] for k in (0, 1, 5)])] == [
         "simfbo, aggregate mean, no attack",
         "simfbo, aggregate mean, attack sign-flip:1",
-        f"simfbo, aggregate {full}, attack sign-flip:1",
+        "simfbo, aggregate trimmed-mean(byzantine=2, before=nnm), attack sign-flip:1",
     ]
     assert [curve.label for curve in curves(folders[1:2])] == ["simfbo, aggregate mean, attack sign-flip:1"]
     assert [curve.label for curve in curves(folders[:1])] == ["simfbo"]

@@ -167,6 +167,12 @@ def test_data_cleaning_shows_the_most_and_the_least_trusted_samples():
     assert HyperRepresentation(hidden=4).build().shown(x) == ()
 
 
+def test_weights_of_rows_that_are_far_from_trusted_are_shown_as_zero():
+    task = DataCleaning().build()
+    (section,) = task.shown(np.full(task.x.size, -1e3))  # where exp(-x) overflows
+    assert not np.concatenate(list(section.parts[0].groups.values())).any()
+
+
 # --- hyper-representation ---
 
 

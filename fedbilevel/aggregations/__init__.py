@@ -99,6 +99,15 @@ def in_full(text: str) -> str:
     return text if is_reference(name) or is_unnamed(name) else written(name, configured(text).settings())
 
 
+def in_short(text: str) -> str:
+    """The text without the settings that the rule has anyway; unchanged unless it is one of the package's own."""
+    name, values = parts(text)
+    if name not in AGGREGATIONS.bundled:
+        return text
+    usual = bundled(name).settings()
+    return written(name, {setting: value for setting, value in values.items() if value != str(usual.get(setting))})
+
+
 def text_of(rule: Aggregation) -> str:
     """The text that describes an instance; its class in angle brackets if no name leads to it."""
     for name, entry in AGGREGATIONS.bundled.items():

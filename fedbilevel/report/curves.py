@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedbilevel.aggregations import in_short
 from fedbilevel.core.problem import LOSSES
 from fedbilevel.errors import InputError
 from fedbilevel.own_code import label
@@ -91,7 +92,8 @@ def curves(folders: Sequence[RunFolder]) -> list[Curve]:
 
 def described(configuration: Configuration) -> dict[str, Any]:
     """All settings of a run in one dictionary, with its task and its algorithm by name only."""
-    return flat({**configuration.plain(), "task": label(configuration.task), "algorithm": label(configuration.algorithm)})
+    found = flat({**configuration.plain(), "task": label(configuration.task), "algorithm": label(configuration.algorithm)})
+    return {**found, "aggregate": in_short(configuration.options.aggregate)}
 
 
 def labels(configurations: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -220,7 +220,7 @@ class DataCleaning:
         held = classification.holdings(source.labels, classes, training=train, clean=validation)
 
         def shown(x: np.ndarray) -> tuple[Shown]:
-            return (trust(1 / (1 + np.exp(-x)) if sigmoid else x, population.lower.rows, true, classes),)
+            return (trust(np.exp(-np.logaddexp(0, -x)) if sigmoid else x, population.lower.rows, true, classes),)
 
         return Task(population, x0, y0, metrics, strongly_convex=False, holdings=held, shown=shown)
 
