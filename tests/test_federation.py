@@ -119,8 +119,8 @@ def test_sites_that_insist_on_secure_sums_have_them_and_nothing_else(federation,
 
 def begin_ledger(kit):
     """What its owner does before a first run with a budget."""
-    (kit / "privacy").mkdir(exist_ok=True)
-    (kit / "privacy" / "ledger.jsonl").touch()
+    (kit / "privacy").mkdir(0o700, exist_ok=True)
+    (kit / "privacy" / "ledger.jsonl").touch(0o600)
     return kit / "privacy" / "ledger.jsonl"
 
 

@@ -211,7 +211,7 @@ def test_a_new_kit_does_not_begin_a_new_budget_by_itself(tmp_path, monkeypatch, 
     assert (done, kind) == (False, "refused") and line.endswith("no ledger of what it has spent; its log says how to begin one")
     assert (
         str(tmp_path) not in line
-        and f"begin it: install -Dm600 /dev/null {tmp_path / 'first' / 'privacy' / 'ledger.jsonl'}" in caplog.text
+        and f"install -m600 /dev/null {tmp_path / 'first' / 'privacy' / 'ledger.jsonl'}" in caplog.text
     )
     assert not (tmp_path / "first" / "privacy").exists()
     (tmp_path / "first" / "privacy").mkdir()

@@ -38,7 +38,7 @@ class Ledger:
             raise Withheld(
                 "this site has a privacy budget and no ledger of what it has spent; its log says how to begin one",
                 "there is no ledger of what these rows have spent: copy the whole folder of the one that they have had so far, "
-                f"or name it in site.toml; if they have had none, begin it: install -Dm600 /dev/null {file}",
+                f"or name it in site.toml; if none: install -d -m700 {file.parent} && install -m600 /dev/null {file}",
             )
         return cls(file.parent, most, delta)
 
