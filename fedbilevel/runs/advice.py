@@ -126,8 +126,8 @@ def y_sees_f(rows: Rows, task: Task, x: Array, algorithm: Algorithm, state: Any)
     if not last < first or first - float(task.evaluate(x, led_by_g)["upper_loss"]) > SHARED * (first - last):
         return ""
     return (
-        "y also descends f, since g is not convex in y, and the upper loss is lower there than where g alone leads: y is "
-        "fitted to f's rows too. Judge y by rows that neither loss sees, and x by a y that is trained on g anew."
+        "y also descends f, and the upper loss is lower there than where g alone leads: y is fitted to f's rows "
+        "too. Judge y by rows that neither loss sees, and x by a y that is trained on g anew."
     )
 
 
