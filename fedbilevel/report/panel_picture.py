@@ -6,7 +6,7 @@ More panels than fit side by side go below one another.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ AXES: list[tuple[str, Callable[[Row], float]]] = [
 ]
 WIDEST = 5  # panels side by side
 PERFECT = 100.5  # per cent, slightly above what can be reached
+TICKS, LOW_TICKS = (20, 50, 80, 90, 95, 97, 98, 99), (10, 20, 30, 40, 50)  # per cent
+MARGIN = 0.05  # of the height, above and below all that is in view
 LABELS = {"percent": "{} (%)\nstretched towards 100", "error": "test error (%)\nlog scale", "plain": "{}"}
 
 
 def draw(plan: Reproduction, results: Results, paths: Sequence[Path], style: Style = SCREEN) -> None:
-    """Means over the seeds with bands of one standard deviation; the paper's own numbers as circles."""
+    """Means over the seeds, all in view, with bands of one standard deviation; the paper's own numbers as circles."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -65,6 +67,7 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
     from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, MaxNLocator, NullLocator
 
     drawn = {}
+    in_view = [y for _, _, y in _published(plan, panel)]
     for (of, method), runs in results.items():
         if of != panel.name:
             continue
@@ -73,17 +76,22 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         values = [scaled(plan, v) for v in mean]
         width = [abs(scaled(plan, v + s) - scaled(plan, v)) for v, s in zip(mean, spread, strict=True)]
         drawn[method] = axis.plot(at, values, **look(k))[0]
+        in_view += values
         low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
         axis.fill_between(at, low, high, color=look(k)["color"], alpha=0.15, linewidth=0)
     if plan.scale == "percent":  # stretched towards 100, where methods differ
         axis.set_yscale("function", functions=(lambda v: -np.log(PERFECT - np.minimum(v, 100)), lambda s: PERFECT - np.exp(-s)))
-        axis.yaxis.set_major_locator(FixedLocator([20, 50, 80, 90, 95, 97, 98, 99]))
+        axis.yaxis.set_major_locator(FixedLocator(TICKS if max(in_view) > TICKS[1] else LOW_TICKS))
         axis.yaxis.set_major_formatter("{x:g}")
     if plan.scale == "error":
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
+    scale = axis.yaxis.get_transform()
+    low, high = scale.transform(np.array([min(in_view), max(in_view)]))
+    if 0 < high - low < np.inf:
+        axis.set_ylim(scale.inverted().transform(np.array([low - MARGIN * (high - low), high + MARGIN * (high - low)])))
     axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.spines[["top", "right"]].set_visible(False)
@@ -103,9 +111,15 @@ def _band(runs: Sequence[Run], position: Callable[[Row], float]) -> tuple[list[f
     )
 
 
-def _paper(axis: Any, plan: Reproduction, panel: Panel) -> None:
+def _published(plan: Reproduction, panel: Panel) -> Iterator[tuple[str, float, float]]:
+    """The paper's own numbers as points: the method, the round, and the metric as it is shown."""
     for method, numbers in plan.published.get(panel.name, {}).items():
-        k = [m.name for m in plan.methods].index(method)
         for column, value in zip(plan.columns, numbers, strict=True):
-            at = (column.at, value) if column.at is not None else (value, scaled(plan, column.reach or 0.0))
-            axis.plot(*at, marker="o", markerfacecolor="none", markeredgecolor=look(k)["color"], linestyle="none")
+            yield (method, column.at, value) if column.at is not None else (method, value, scaled(plan, column.reach or 0.0))
+
+
+def _paper(axis: Any, plan: Reproduction, panel: Panel) -> None:
+    names = [m.name for m in plan.methods]
+    for method, at, value in _published(plan, panel):
+        color = look(names.index(method))["color"]
+        axis.plot(at, value, marker="o", markerfacecolor="none", markeredgecolor=color, linestyle="none")
