@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 WITHOUT = """
-import os, pkgutil, signal, sys
+import asyncio, os, pkgutil, signal, sys  # asyncio is Python's own, which asks for sysconf where there is one
 sys.modules["fcntl"] = None
 for owner, name in ((signal, "SIGHUP"), (signal, "SIGPIPE"), (os, "sysconf")):
     delattr(owner, name)
