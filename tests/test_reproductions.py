@@ -7,6 +7,7 @@ import re
 import shutil
 import tomllib
 
+import numpy as np
 import pytest
 from bare_plans import bare_plan
 
@@ -21,7 +22,7 @@ from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.reproductions import plan, results, tuned
 from fedbilevel.runs.reproductions.paper_order import Pair, doubts
-from fedbilevel.runs.reproductions.plan import Column, read
+from fedbilevel.runs.reproductions.plan import Column, Panel, read
 from fedbilevel.runs.reproductions.results import Row, Run
 from fedbilevel.runs.reproductions.study import Study
 from fedbilevel.runs.reproductions.table_numbers import Budget, Number, number, spent
@@ -309,7 +310,7 @@ def table_plan(**changes):
     made = read("mefbo-table2")
     return dataclasses.replace(
         made,
-        panels=made.panels[:1],
+        panels=[Panel(name="i.i.d.")],
         methods=[m for m in made.methods if m.name in ("SimFBO", "MeFBO")],
         columns=[Column(at=20), Column(reach=0.9)],
         published={"i.i.d.": {"SimFBO": [91.0, 20], "MeFBO": [92.0, 10]}},
@@ -583,6 +584,47 @@ def test_a_search_replaces_the_grids_with_more_seeds_and_the_papers_own_values(t
     used = {m.name: Study(after, tmp_path / "out", plans=tmp_path).line(p, m).hyperparameters for p, m in after.lines()}
     assert used["FedAvg, the paper's values"] == {"gamma": 0.2} and used["FedPace"] == {}
     assert "**Of the older tuning**" not in (tmp_path / "RESULTS.md").read_text()
+
+
+PHOTOGRAPHS = """
+title = "A search on data that is not bundled"
+paper = "nobody's"
+task = "data-cleaning-cifar-10"
+metric = "test_accuracy"
+rounds = 4
+every = 2
+seeds = 2
+knobs = { clients = 2, train_per_client = 12, validation_per_client = 6, batch_size = 4, model = "mlp", hidden = 3 }
+search = { candidates = 3, rungs = 1, passes = 1, seeds = 2, reported = 3 }
+panels = [{ name = "p" }]
+methods = [{ name = "FedAvg", algorithm = "fedavg" }]
+"""
+
+
+@pytest.mark.slow
+def test_a_search_and_its_lines_go_on_where_the_data_is_now(tmp_path):
+    (tmp_path / "new.toml").write_text(PHOTOGRAPHS)
+    made = read("new", tmp_path)
+    [(panel, method)] = made.lines()
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    images = np.random.default_rng(0).integers(256, size=(60, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(60) % 10
+    arrays = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
+    np.savez(there / "cifar10-subset.npz", **arrays)
+    begun = Study(made, tmp_path / "out", str(there), tmp_path)
+    begun.search_line(panel, method)
+    tuned.tuned_file("new", tmp_path).write_text(tuned.tuned_text("new", "test_accuracy", [begun._found(panel, method)], True))
+    begun.run_line(panel, method)
+    done = {file: file.read_text() for file in (tmp_path / "out").rglob("results.jsonl")}
+    assert len(done) == 2
+    for file, text in done.items():
+        file.write_text("".join(text.splitlines(keepends=True)[:-1]))
+    there.rename(here)
+    again = Study(made, tmp_path / "out", str(here), tmp_path)
+    again.search_line(panel, method)
+    again.run_line(panel, method)
+    assert {file: len(file.read_text().splitlines()) for file in done} == {f: len(t.splitlines()) for f, t in done.items()}
 
 
 def test_numbers_of_an_older_tuning_are_marked_as_such():

@@ -98,11 +98,11 @@ class Study:
         """Make the search of one line, as `fedbilevel tune` does."""
         path, tuning = self._folder("search", panel, method), self.reproduction.searching(panel, method, self._data)
         if (path / TuningFolder.FILE).exists():
-            known = TuningFolder(path).described
-            if replace(known, data=tuning.data) != tuning:
+            known = TuningFolder(path)
+            if replace(known.described, data=tuning.data) != tuning:
                 shutil.rmtree(path)  # it is of another plan
             else:
-                tuning = known  # its data may have been elsewhere
+                known.move_data(tuning)
         TuningFolder.create(path, tuning).execute(observe=lambda done, of, word: observe(done))
 
     def _found(self, panel: Panel, method: Method) -> dict[str, Any]:
@@ -247,7 +247,9 @@ class Study:
     def _run(self, path: Path, sweep: Sweep, observe: Callable[[int], None]) -> None:
         if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
             shutil.rmtree(path)  # it is of another plan, or of values that are no longer the chosen ones
-        if not (path / "sweep.json").exists():
+        if (path / "sweep.json").exists():
+            SweepFolder(path).move_data(sweep)
+        else:
             SweepFolder.create(path, sweep)
         SweepFolder(path).execute(lambda done, together, rounds: observe(rounds))
 

@@ -85,6 +85,11 @@ class DescribedFolder(abc.ABC, Generic[Described]):
         started = datetime.now(UTC).isoformat(timespec="seconds")
         self._write(given, Began(versions_here(*given.packages()), hashes(given.names()), started))
 
+    def move_data(self, given: Described) -> None:
+        """Write the same description with the place where the data is now; versions and code stay those of its beginning."""
+        with locked(self.path):
+            self._write(given, read_json(self.path / self.FILE, Began))
+
     def confirm_code(self, *, changed: bool = False, trusted: bool = False) -> None:
         """Raise `InputError` if the user's code that it needs may not be executed, or has changed and must not have."""
         given, began = self.described, read_json(self.path / self.FILE, Began)
