@@ -4,18 +4,20 @@ import csv
 import re
 import shlex
 
+import jax
 import numpy as np
 import pytest
 
 from fedbilevel.command import main
 from fedbilevel.command.options import Settings
+from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.report.grid_picture import heat_map
 from fedbilevel.runs.configuration import Configuration
 from fedbilevel.runs.folder import RunFolder
 from fedbilevel.runs.options import RunOptions
+from fedbilevel.runs.sweeps import batched_runs, programs
 from fedbilevel.runs.sweeps import folder as folder_module
-from fedbilevel.runs.sweeps import programs
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED, FINISHED, Outcome, run_together
 from fedbilevel.runs.sweeps.cell import Cell
 from fedbilevel.runs.sweeps.folder import SweepFolder
@@ -83,6 +85,49 @@ def test_large_runs_on_a_cpu_are_made_one_after_another_with_the_same_numbers(tm
     for ours, theirs in zip(alone.cells(), together.cells(), strict=True):
         assert ours.values == theirs.values
         np.testing.assert_allclose(ours.last("x_error"), theirs.last("x_error"), rtol=1e-9)
+
+
+def exhausted(size=1):
+    return jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {size}GiB")
+
+
+def test_what_does_not_fit_into_a_devices_memory_is_run_in_halves(monkeypatch):
+    many = experiments("quadratic", "simfbo", [dict(gamma_x=0.01 * k) for k in range(1, 8)], (0,), rounds=20)
+    together, made = run_together(many), []
+    in_programs = batched_runs._in_programs
+
+    def small(experiments, starts, observe):
+        made.append(len(experiments))
+        if len(experiments) > 2:
+            raise exhausted(len(experiments))
+        return in_programs(experiments, starts, observe)
+
+    monkeypatch.setattr(batched_runs, "_in_programs", small)
+    for ours, theirs in zip(run_together(many), together, strict=True):
+        assert ours.status == "finished"
+        np.testing.assert_allclose(ours.rows[-1]["x_error"], theirs.rows[-1]["x_error"], rtol=1e-9)
+    assert made == [7, 3, 1, 2, 4, 2, 2]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_errors_that_are_no_lack_of_memory_stay_as_they_are(count, monkeypatch):
+    def broken(self, *arguments):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(batched_runs, "_begun", broken)
+    monkeypatch.setattr(SimulatedEngine, "advance", broken)
+    many = experiments("quadratic", "simfbo", [dict(gamma_x=0.01 * k) for k in range(1, count + 1)], (0,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        batched_runs._one_program(many, [None] * count, lambda rounds: None)
+
+
+def test_a_run_that_does_not_fit_alone_says_what_to_do(monkeypatch):
+    def full(self, *arguments):
+        raise exhausted()
+
+    monkeypatch.setattr(SimulatedEngine, "advance", full)
+    with pytest.raises(InputError, match=r"SimFBO needs more memory for a step than the device has: .*\(chunk_size\)"):
+        run_together(experiments("quadratic", "simfbo", [{}], (0,)))
 
 
 def test_what_cannot_run_together_is_refused():

@@ -75,6 +75,11 @@ def require_memory(what: str, needed: float, remedy: str) -> None:
         )
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is what JAX raises where a device has too little memory for a program."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
 def _placed(tree: Tree, how: PartitionSpec) -> Tree:
     return tree if jax.device_count() == 1 else jax.lax.with_sharding_constraint(tree, _sharding(how))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -21,6 +22,7 @@ from fedbilevel.algorithms import called
 from fedbilevel.algorithms.base import Algorithm, require_algorithm
 from fedbilevel.core import randomness
 from fedbilevel.core.clients import PerClient, server_floats
+from fedbilevel.core.devices import out_of_memory
 from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
@@ -117,7 +119,7 @@ class Experiment:
 
     def restored(self, arrays: list[np.ndarray]) -> Any:
         """The state from what `saved` returned; `InputError` if the arrays do not belong to this run. May raise `Diverged`."""
-        with self._finite(BEFORE):
+        with self._explained(BEFORE):
             return self.engine.restore(arrays, self.algorithm, self.task.x, self.task.y, self._key(0))
 
     def run(self, start: Snapshot | None = None) -> Iterator[Snapshot]:
@@ -127,7 +129,7 @@ class Experiment:
         """
         options = self.options
         if start is None:
-            with self._finite(BEFORE):
+            with self._explained(BEFORE):
                 state, traffic, _ = self.engine.start(self.algorithm, self.task.x, self.task.y, self._key(0))
                 first = Snapshot(state, 0, Totals().plus(Traffic.of(traffic)), 0.0)
                 first = self.with_metrics(first, self.engine.evaluate(self.task, state))
@@ -135,14 +137,15 @@ class Experiment:
             start = first._replace(metrics=None)
         key, stretch = randomness.key(options.seed), StretchLength()
         last = UNLIMITED if options.steps is None else options.steps
-        self.engine.advance(self.algorithm, start.state, start.step, key, Limits(1, 1, start.step, last))  # compiles
+        with self._explained(start):
+            self.engine.advance(self.algorithm, start.state, start.step, key, Limits(1, 1, start.step, last))  # compiles
         moment, before, began, more = start, start.seconds, time.perf_counter(), True
         while more:
             called, rounds = time.perf_counter(), moment.totals.rounds
             due = (rounds // options.every + 1) * options.every
             budget = UNLIMITED if options.rounds is None else options.rounds - rounds
             limits = Limits(due - rounds, budget, stretch.end(moment.step, last), last)
-            with self._finite(moment):
+            with self._explained(moment):
                 made = self.engine.advance(self.algorithm, moment.state, moment.step, key, limits)
             step, more = int(made.step), bool(made.more)
             now = time.perf_counter()
@@ -153,7 +156,7 @@ class Experiment:
                 refused = self.engine.refusal(moment.state)
                 raise self._diverged(moment, refused or f"{_not_finite(moment.state)} not finite")
             if not more or moment.totals.rounds >= due:
-                with self._finite(moment):
+                with self._explained(moment):
                     moment = self.with_metrics(moment, self.engine.evaluate(self.task, moment.state))
             yield moment
 
@@ -165,12 +168,19 @@ class Experiment:
         return fold_in(randomness.key(self.options.seed), step)
 
     @contextlib.contextmanager
-    def _finite(self, moment: Snapshot) -> Iterator[None]:
-        """During the block, treat a value that is not finite on its way to or from clients as divergence."""
+    def _explained(self, moment: Snapshot) -> Iterator[None]:
+        """Inside, a value that is not finite on its way to or from clients is divergence, and a lack of memory is named."""
         try:
             yield
         except NotFinite as error:
             raise self._diverged(moment, str(error)) from None
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise InputError(
+                f"{called(self.algorithm)} needs more memory for a step than the device has: "
+                "compute fewer clients at once (chunk_size), or give smaller minibatches"
+            ) from None
 
     def reported(self, made: Stretch) -> Numbers:
         """What the algorithm says about the last step of a stretch, and the numbers of its schedule there."""

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from fedbilevel.core import randomness
+from fedbilevel.core.devices import out_of_memory
 from fedbilevel.core.traffic import Totals
 from fedbilevel.engines.engine import UNLIMITED, Limits, Step, Stretch, advance
 from fedbilevel.engines.simulated import SimulatedEngine
@@ -70,12 +71,29 @@ def run_together(experiments: Sequence[Experiment], observe: Observe = lambda ro
 
 
 def continue_together(experiments: Sequence[Experiment], starts: Starts, observe: Observe = lambda rounds: None) -> list[Ended]:
-    """Run all from their starts to their ends; the outcomes have the rows from there on."""
+    """Run all from their starts to their ends; the outcomes have the rows from there on.
+
+    What is too large for the device's memory is run in halves.
+    """
     first = experiments[0]
     if len({(jax.tree.structure(e.algorithm), replace(e.options, seed=0)) for e in experiments}) > 1:
         raise InputError("experiments that run together may differ only in their algorithm's real numbers and their seeds")
     if any(e.task is not first.task for e in experiments):
         raise InputError("experiments that run together must have one and the same task")
+    try:
+        return _in_programs(experiments, starts, observe)
+    except jax.errors.JaxRuntimeError as error:
+        if len(experiments) == 1 or not out_of_memory(error):
+            raise
+    half = len(experiments) // 2  # outside of the handler, since the error holds on to what was in memory
+    return [
+        *continue_together(experiments[:half], starts[:half], observe),
+        *continue_together(experiments[half:], starts[half:], observe),
+    ]
+
+
+def _in_programs(experiments: Sequence[Experiment], starts: Starts, observe: Observe) -> list[Ended]:
+    """The same at once, in a program for each core of a CPU, and in one on other devices."""
     cores = available_cores() if jax.default_backend() == "cpu" else 1
     count = min(cores, -(-len(experiments) // WORTH_A_PROGRAM))
     reached: list[float] = [0] * count
