@@ -236,6 +236,20 @@ def test_methods_that_are_not_run_again_keep_their_stored_numbers(finished, plan
         command(*given, "FedAvg")
 
 
+def test_only_lines_that_the_plan_has_changed_are_run_and_without_any_all_is_drawn_again(plans, tmp_path):
+    folder = shutil.copytree(plans, tmp_path / "plans")
+    given = ["small", "--plans", folder, "--publish", "--changed", "--out"]
+    command(*given, tmp_path / "none")
+    assert not (tmp_path / "none/lines").exists() and (folder / "results/small.png").stat().st_size > 10_000
+    assert (folder / "results/small.csv").read_text() == (plans / "results/small.csv").read_text()
+    (folder / "small.toml").write_text(SMALL.replace("local_steps = 2", "local_steps = 3"))
+    command(*given, tmp_path / "some")
+    assert {path.name for path in tmp_path.glob("some/lines/*/*")} == {"SimFBO"}
+    assert (folder / "results/small.csv").read_text() != (plans / "results/small.csv").read_text()
+    with pytest.raises(InputError, match=r"--changed takes the other numbers from those stored .*: leave out --quick"):
+        command(*given, tmp_path / "tuned", "--tune")
+
+
 def test_lines_that_are_not_tuned_yet_are_not_run(plans, tmp_path):
     shutil.copy(plans / "small.toml", tmp_path)
     study = Study(read("small", tmp_path), tmp_path / "out", plans=tmp_path)

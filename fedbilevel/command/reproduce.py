@@ -39,6 +39,10 @@ def reproduce(
     methods: Annotated[
         str, typer.Option(help="Run these alone, NAME,...; the others' numbers are those stored beside the plan.")
     ] = "",
+    changed: Annotated[
+        bool,
+        typer.Option("--changed", help="Run only the lines that differ from those stored beside the plan."),
+    ] = False,
     settings: SettingsFile = None,
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,
     processes: Annotated[int, option(whole, "Processes on this machine that share the lines, and its GPUs.")] = 1,
@@ -61,14 +65,15 @@ def reproduce(
     plan = read(name, folder)
     if quick and (tune or publish):
         raise InputError("--quick is only for a first look: leave out --tune and --publish")
-    if methods and (quick or tune):
-        raise InputError("--methods takes the other numbers from those stored beside the plan: leave out --quick and --tune")
+    if (methods or changed) and (quick or tune):
+        option = "--methods" if methods else "--changed"
+        raise InputError(f"{option} takes the other numbers from those stored beside the plan: leave out --quick and --tune")
     if settings and publish:
         raise InputError("--settings is for trying values out; published results use the tuned ones")
     plan = plan.small() if quick else plan
     path = out or Path("runs") / f"reproduce-{name}{'-quick' if quick else ''}"
     given = Settings.read(settings).hyperparameters
-    study = Study(plan, path, data_folder(data), folder, given, [m for m in methods.split(",") if m])
+    study = Study(plan, path, data_folder(data), folder, given, [m for m in methods.split(",") if m], changed)
     _execute(study, tune, processes)
     _conclude(study, look, reduced=quick)
     if publish:
@@ -124,6 +129,7 @@ def _conclude(study: Study, look: Style, reduced: bool) -> None:
 
     plan, path = study.reproduction, study.path
     found = results.collect(study)
+    path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / "results.csv", results.to_csv(found).encode())
     comparison = reproduction_page.comparison(plan, found)
     write_atomically(path / "results.md", f"{reproduction_page.table(plan, found)}\n{comparison}".encode())

@@ -9,6 +9,7 @@ What is finished is not run again.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,16 +66,18 @@ class Study:
         plans: Path = FOLDER,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         methods: Sequence[str] = (),
+        changed: bool = False,
     ):
         """`settings` are hyperparameters, by algorithm, that override the chosen ones.
 
-        If `methods` are named, only their lines are run; the numbers of the others are those stored beside the plan.
+        If `methods` are named, only their lines are run, and if `changed`, only those that differ from what is stored beside
+        the plan; the numbers of the others are those stored.
         """
         names = [method.name for method in reproduction.methods]
         for name in methods:
             if name not in names:
                 raise InputError(f"{reproduction.name} has no method {name!r}{nearest(name, names)}")
-        self._methods = methods
+        self._methods, self._changed = methods, changed
         self.reproduction, self.path, self._data, self._plans = reproduction, path, data, plans
         self._settings = settings or {}
 
@@ -162,7 +165,8 @@ class Study:
 
     def lines(self) -> list[tuple[Panel, Method]]:
         """The lines that are run here."""
-        return [(p, m) for p, m in self.reproduction.lines() if not self._methods or m.name in self._methods]
+        named = [(p, m) for p, m in self.reproduction.lines() if not self._methods or m.name in self._methods]
+        return [line for line in named if not self._is_stored(*line)] if self._changed else named
 
     @property
     def stored(self) -> Path:
@@ -171,13 +175,22 @@ class Study:
 
     def require_stored(self, panel: Panel, method: Method) -> None:
         """Raise `InputError` unless the stored numbers of a line come from the line as it is now."""
-        file = self.stored.with_suffix(".json")
-        stored = read_json(file, Description)
-        with naming(file):
-            lines = [_without_data(Sweep.read(line)) for line in stored.lines]
-        if stored.metric != self.reproduction.metric or _without_data(self.line(panel, method)) not in lines:
+        if not self._is_stored(panel, method):
             where = f"{panel.name}, {method.name}"
-            raise InputError(f"{file} has no numbers of {where} as the plan has it now: run {method.name} too")
+            raise InputError(f"{self._described} has no numbers of {where} as the plan has it now: run {method.name} too")
+
+    def _is_stored(self, panel: Panel, method: Method) -> bool:
+        metric, lines = self._stored
+        return metric == self.reproduction.metric and _without_data(self.line(panel, method)) in lines
+
+    @functools.cached_property
+    def _stored(self) -> tuple[str, list[Sweep]]:
+        """The metric and the lines that the stored numbers come from; none if nothing is stored."""
+        return _read(self._described) if self._described.exists() else ("", [])
+
+    @property
+    def _described(self) -> Path:
+        return self.stored.with_suffix(".json")
 
     def _require_metric(self, sweeps: Iterable[Sweep]) -> None:
         """Raise `InputError` if anything is wrong with a line, or with the metric for its task, before any is run."""
@@ -212,10 +225,7 @@ class Study:
 
     def made(self, file: Path) -> bool:
         """Whether a stored description is of this study's runs."""
-        stored = read_json(file, Description)
-        with naming(file):
-            lines = [_without_data(Sweep.read(line)) for line in stored.lines]
-        return stored.metric == self.reproduction.metric and lines == self._lines()
+        return _read(file) == (self.reproduction.metric, self._lines())
 
     def _lines(self) -> list[Sweep]:
         return [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
@@ -306,6 +316,13 @@ def _mean(cell: Cell, metric: str) -> float | str:
 def _endurance(cell: Cell) -> float:
     """The number of rounds that all of a cell's runs lasted."""
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
+
+
+def _read(description: Path) -> tuple[str, list[Sweep]]:
+    """The metric and the lines of a stored description."""
+    stored = read_json(description, Description)
+    with naming(description):
+        return stored.metric, [_without_data(Sweep.read(line)) for line in stored.lines]
 
 
 def _without_data(sweep: Sweep) -> Sweep:
