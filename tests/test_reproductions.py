@@ -204,7 +204,7 @@ def test_stored_numbers_are_read_back(finished, tmp_path):
         results.from_csv(tmp_path / "b.csv")
 
 
-def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatch):
+def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatch, capsys):
     copy = tmp_path / "study"
     shutil.copytree(finished.path, copy)
     shutil.rmtree(copy / "lines/all_clients/FedAvg")
@@ -219,6 +219,8 @@ def test_what_is_finished_is_not_run_again(finished, plans, tmp_path, monkeypatc
     monkeypatch.setattr(folder_module, "run_together", counted)
     command("small", "--plans", plans, "--out", copy)
     assert ran == ["FedAvg"]
+    told = [line for line in capsys.readouterr().out.splitlines() if " of 4 lines" in line]
+    assert told == [f"small: {done} of 4 lines" for done in range(5)]
     assert (copy / "results.csv").read_text() == (finished.path / "results.csv").read_text()
 
 

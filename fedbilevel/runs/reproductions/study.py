@@ -276,7 +276,7 @@ class Study:
 
         for _ in (workers or Here()).do([LineJob(self, kind, panel, method) for panel, method in lines], moved):
             done += 1
-            moved(-1, 0)
+            observe(done, "")
 
     def _folder(self, kind: str, panel: Panel, method: Method) -> Path:
         return self.path / kind / folder_name(panel.name) / folder_name(method.name)
