@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from federations import trajectory
 from sklearn.datasets import load_breast_cancer
@@ -134,6 +135,47 @@ def test_x_does_not_outrun_y_where_its_first_direction_is_zero(participation):
     print(max(h) / h[0], h[-1] / least, h[0] / least)
     assert max(h) <= 1.01 * h[0]
     assert h[-1] - least < 0.01 * (h[0] - least)
+
+
+# --- hyperparameters of networks ---
+
+
+@pytest.mark.slow
+def test_weight_decays_of_a_network_are_good_for_a_y_that_has_not_seen_f():
+    """A quarter of g's labels are wrong. With δ near δ₀ y fits f's rows as well, and x lowers decays that a new y needs."""
+    features, labels = load_breast_cancer(return_X_y=True)
+    features, draw = (features - features.mean(0)) / features.std(0), np.random.default_rng(41)
+    shares = np.array_split(draw.permutation(len(labels)), 6)
+    upper = [{"features": features[s][20:], "label": labels[s][20:]} for s in shares]
+    lower = [{"features": features[s][:20], "label": labels[s][:20] ^ (draw.random(20) < 0.25)} for s in shares]
+    y = jnp.asarray(np.concatenate([draw.normal(0, 0.2, 300), np.zeros(10), draw.normal(0, 0.3, 10)]))
+
+    def f(x, y, rows):
+        scores = jax.nn.softplus(rows["features"] @ y[:300].reshape(30, 10) + y[300:310]) @ y[310:]
+        return jnp.mean(jax.nn.softplus((1 - 2 * rows["label"]) * scores))
+
+    def g(x, y, rows):
+        return f(x, y, rows) + jnp.exp(x[0]) * jnp.sum(y[:300] ** 2) + jnp.exp(x[1]) * jnp.sum(y[310:] ** 2)
+
+    population = Population.build(Problem(f, g), upper, lower, batch_size=10)
+    start = jnp.full(2, -7.0)
+    found = states(SimulatedEngine(population, Everyone()), start, y, 500)
+
+    def h(x):
+        """f at a y that Adam trains on g from where y starts."""
+        adam = optax.adam(1e-2)
+
+        def step(_, carry):
+            y, state = carry
+            change, state = adam.update(sum(jax.grad(g, 1)(x, y, rows) for rows in lower), state)
+            return optax.apply_updates(y, change), state
+
+        trained, _ = jax.lax.fori_loop(0, 3000, step, (y, adam.init(y)))
+        return sum(f(x, trained, rows) for rows in upper) / len(upper)
+
+    before, after = jax.jit(partial(jax.lax.map, h))(jnp.stack([start, found.x[-1]]))
+    print(before, after, found.x[-1])
+    assert found.few.all() and after < 0.7 * before
 
 
 # --- units ---
@@ -272,9 +314,11 @@ def test_convexity_is_recognised(model, size, convex):
     x, y = jnp.full(1, -4.0), jax.random.normal(jax.random.key(0), (size,))
     state = first_state(population, x, y)
     assert state.convex == convex and (state.delta == 0) == convex and state.delta_0 > 0
+    assert state.few == (not convex)  # 60 rows of f for one entry
+    assert not first_state(population, jnp.full(4, -4.0), y).few
     confined = dataclasses.replace(population, problem=Problem(f, g, Sets(y=Ball(100.0))))
     state = first_state(confined, x, y)
-    assert not state.convex and state.delta == state.delta_0 > 0
+    assert not state.convex and state.few and state.delta == state.delta_0 > 0
 
 
 # --- constraints ---

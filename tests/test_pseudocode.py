@@ -17,6 +17,7 @@ from federations import weighted
 import fedbilevel as fb
 from fedbilevel.algorithms import ALGORITHMS
 from fedbilevel.core.participation import Everyone
+from fedbilevel.core.population import Shards
 from fedbilevel.core.problem import Point, Problem
 from fedbilevel.core.sets import Box, Sets
 from fedbilevel.engines.simulated import SimulatedEngine
@@ -364,10 +365,11 @@ class Pace:
         return [self.p, *self.averages, self.last_loss, self.least, self.best_x, self.since]
 
 
-def fedpace(a, F, x, y, keys, box=np.inf):
+def fedpace(a, F, x, y, keys, box=np.inf, few=False):
     """FedPace's docstring, with curvatures by eigenvalues and ∂_x D h by a complex step.
 
-    Rows of each kind are one, and all minibatches the same. A box, if any, confines x and y.
+    A client's rows of each kind are as many and alike, and all minibatches the same. A box, if any, confines x and y. `few`
+    says whether f has twenty rows for each entry of x.
     """
 
     def clip(v):
@@ -383,6 +385,7 @@ def fedpace(a, F, x, y, keys, box=np.inf):
     largest, bends = ([np.abs(values).max() for values in some] for some in (spectra, f_spectra))
     L = F.mean(largest)
     convex = box == np.inf and F.mean([values.min() for values in spectra]) > -1e-4 * L
+    few = few and not convex
     delta_0 = 1 / F.mean([f / g for f, g in zip(bends, largest, strict=True)])
     delta = 0.0 if convex else delta_0
     fixed = np.sin(np.arange(1, len(y) + 1))
@@ -410,14 +413,14 @@ def fedpace(a, F, x, y, keys, box=np.inf):
 
         agreed_y = m[1] / (1 - a.beta ** (t - 1)) if t > 1 else 0
         relative = square(turned_y) / (square(d[1]) + delta_0**2 * square(mean_fy)) + square(turned_u) / square(mean_fy)
-        now = [np.sqrt(relative), G / (G + fx), square(d[1] - agreed_y)]
+        now = [np.sqrt(relative + few * turned_x / (G + fx)), G / (G + fx), square(d[1] - agreed_y)]
         averages = r, s, noise = pace.average(averages, now)
         m = [a.beta * old + (1 - a.beta) * new for old, new in zip(m, d, strict=True)]
         along = [part / (1 - a.beta**t) for part in m]
         p = pace.p
         pace.after(x, d[0], along[0], loss)
         L, L_x = max(0.98 * L, np.sqrt(bent / v)), max(0.98 * L_x, np.sqrt(turned_x))
-        D_x = max(0.95 * D_x, square(d[0]), pace.averages[0])
+        D_x = max((max(0.95, 1 - 3 / t) if few else 0.95) * D_x, square(d[0]), pace.averages[0])
         step_y = min(1, t / 20) * a.c / L
         step_x = min(1, (t - 1) / 50) * p * min(a.c_x / L_x, a.phi / (s**4 * r * np.sqrt(D_x)) if s else np.inf)
 
@@ -425,9 +428,10 @@ def fedpace(a, F, x, y, keys, box=np.inf):
         if secant:
             u = (clip(y + delta * u) - y) / delta
         if not convex:
-            delta = min(delta_0, max(10 * np.sqrt(noise / fy), 0 if box == np.inf else 2e-3 * delta_0))
+            most = delta_0 * (max((1 + (t - 1) / 50) ** -2, 2e-3) if few else 1)
+            delta = min(most, max(10 * np.sqrt(noise / fy), 0 if box == np.inf else 2e-3 * delta_0))
         reported = [old + 9 / (t + 8) * (new - old) for old, new in zip(reported, (x, y), strict=True)]
-        measured = [int(convex), delta_0, delta, L, L_x, D_x, *averages]
+        measured = [int(convex), int(few), delta_0, delta, L, L_x, D_x, *averages]
         yield [*reported, x, y, u, *m, t, *measured, *pace.leaves()]
 
 
@@ -679,19 +683,28 @@ def follows(algorithm, population, reference, federation, start, keys):
     return states
 
 
-@pytest.mark.parametrize(("box", "steps"), [(np.inf, 38), (0.3, 55)])
-def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box, steps):
-    """With secants, the shorter the less noise; then rounding grows as they shrink."""
+@pytest.mark.parametrize(("box", "rows", "steps"), [(np.inf, 1, 38), (0.3, 1, 55), (np.inf, 25, 38), (0.3, 25, 55)])
+def test_fedpace_follows_its_pseudocode_where_the_lower_level_is_not_convex(box, rows, steps):
+    """With secants, the shorter the less noise; then rounding grows as they shrink.
+
+    With 25 rows each, four clients have twenty for each of x's five entries.
+    """
     task = Valley(clients=4).build()
     population = weighted(task.population, WEIGHTS)
+    federation = Federation([InValley(population, m) for m in range(4)], WEIGHTS)
+    upper, lower = (
+        Shards.stack([jax.tree.map(lambda a: np.repeat(np.asarray(a), rows, 0), shards.at(m, np.arange(1))) for m in range(4)])
+        for shards in (population.upper, population.lower)
+    )
+    population = dataclasses.replace(population, upper=upper, lower=lower)
     if box < np.inf:
         sets = Sets(Box(-box, box), Box(-box, box))
         population = dataclasses.replace(population, problem=dataclasses.replace(population.problem, sets=sets))
-    federation = Federation([InValley(population, m) for m in range(4)], WEIGHTS)
-    algorithm, reference = fb.FedPace(minibatches=2, beta=0.5, c=2.0), partial(fedpace, box=box)
+    algorithm, reference = fb.FedPace(minibatches=2, beta=0.5, c=2.0), partial(fedpace, box=box, few=rows == 25)
     start, keys = (np.asarray(task.x), np.asarray(task.y)), jax.random.split(jax.random.key(3), steps)
     states = follows(algorithm, population, reference, federation, start, keys)
     shares = np.array([float(state.delta / state.delta_0) for state in states])
+    assert states[0].few == (rows == 25)
     assert shares[0] == 1 and 1e-3 < shares.min() < 0.3
     assert box == np.inf or np.abs(states[-1].z.x).max() == box
 

@@ -28,7 +28,14 @@ A first round looks at the lower level: if it is convex and y is free, δ = 0. I
 makes |δ∇_y f| ten times the noise of D_y from round to round, but at most δ₀: without noise δ goes to 0, and derivatives
 take over. Where y is confined to Y, secants stay, and y + δu is projected as y is. δ₀, in which the losses' scales cancel,
 is what makes δ₀f bend in y as strongly as g does in the first round, times the square root of the ratio of f's rows to g's if
-f has fewer. (If f is linear in y, gradients are compared instead.) The x and y that are reported are averages over the last
+f has fewer. (If f is linear in y, gradients are compared instead.)
+
+x has few entries if f has twenty rows or more for each. Then it hardly fits these rows, but y can, and x would suit a y that
+has. So where g is not convex and x has few entries, δ is at most δ₀ / (1 + t/50)², and x goes so that it can come back from
+where y's first rounds sent it: r² has |∂_x D_x h|² / (|G|² + |∇_x f|²) too, how much x's own direction changes, and of |D_x|²
+only 3/t is forgotten in a round where that is less than 5 %.
+
+The x and y that are reported are averages over the last
 ninth of the rounds. All rules are ratios: to scale x, y, f or g by a constant changes no step but for rounding. A round in
 which nobody takes part changes nothing.
 """
@@ -55,6 +62,9 @@ CONVEX = 1e-4  # of the largest curvature: negative curvature below that is roun
 SHORTEST = 1e-3  # of δ₀: shorter secants are rounding, and derivatives take their place
 Y_START, X_START = 20, 50  # rounds until a step has its full length
 FORGET = 0.95  # of |D_x|² from round to round
+FEW = 20  # rows of f for each entry of x: with as many, x hardly fits them
+FADING = 50  # rounds until δ is at most a quarter of δ₀, where x has few entries
+LONGER = 3  # of |D_x|², over the number of rounds, is forgotten in one, where x has few entries
 HEARD = 10  # times the noise of D_y: what is heard of f in it
 NINTH = 8  # the weight of past rounds in the reported average is 1 - 9 / (t + 9)
 
@@ -66,6 +76,7 @@ class Look(NamedTuple):
     least: Array
     bends: Array  # f's largest curvature in y over g's
     rows: Array  # of f over those of g
+    room: Array  # rows of f for each entry of x
     gy: Array  # |∇_y g|²
     fy: Array  # |∇_y f|²
 
@@ -113,6 +124,7 @@ class State(NamedTuple):
     m: Point
     t: Array  # rounds so far
     convex: Array
+    few: Array  # whether g is not convex, and x has too few entries to fit f's rows
     delta_0: Array
     delta: Array
     curvature: Array  # L
@@ -176,9 +188,10 @@ class Paced(Algorithm):
         problem, batch = client.problem, client.batch()
         largest, least = extreme_curvatures(lambda v: problem.gyy(x, y, batch, v), y)
         bends = ratio(extreme_curvatures(lambda v: derivative_along(lambda y: problem.fy(x, y, batch), y, v)[1], y)[0], largest)
-        upper, lower = client.rows
-        rows = upper.astype(y.dtype) / lower
-        return Look(largest, least, bends, rows, squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch)))
+        upper, lower = (number.astype(y.dtype) for number in client.rows)
+        room = ratio(upper, client.weight.astype(y.dtype)) / x.size  # the average of which counts every row once
+        gy, fy = squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch))
+        return Look(largest, least, bends, upper / lower, room, gy, fy)
 
     @at_client
     def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
@@ -223,6 +236,7 @@ class Paced(Algorithm):
             m=jax.tree.map(jnp.zeros_like, z),
             t=jnp.int32(0),
             convex=convex,
+            few=~convex & (look.room >= FEW),
             delta_0=delta_0,
             delta=jnp.where(convex, 0, delta_0),
             curvature=look.largest,
@@ -240,11 +254,12 @@ class Paced(Algorithm):
         self, state: State, m: Point, d: Point, seen: Measured, loss: Array, heading: Heading, clients: Clients
     ) -> tuple[State, Array, Array]:
         """The server's state after a round in all but x, x's step, and whether x is the best so far."""
-        z, t = state.z, state.t.astype(state.y.dtype)
+        z, t, few = state.z, state.t.astype(state.y.dtype), state.few
         along = self.along(t, m)
         fy, turned_y, turned_u = map(squared, seen.sketches)
+        turned = ratio(turned_y, squared(d.y) + state.delta_0**2 * fy) + ratio(turned_u, fy)
         seen_now = Averages(
-            follow=jnp.sqrt(ratio(turned_y, squared(d.y) + state.delta_0**2 * fy) + ratio(turned_u, fy)),
+            follow=jnp.sqrt(turned + few * ratio(seen.turned_x, seen.through_y + seen.fx)),
             share=ratio(seen.through_y, seen.through_y + seen.fx),
             noise=squared(d.y - ratio(state.m.y, 1 - self.beta**t)),
         )
@@ -253,7 +268,8 @@ class Paced(Algorithm):
 
         curvature = jnp.maximum(FADE * state.curvature, jnp.sqrt(ratio(seen.bent, seen.v)))
         x_curvature = jnp.maximum(FADE * state.x_curvature, jnp.sqrt(seen.turned_x))
-        dx = jnp.maximum(FORGET * state.dx, jnp.maximum(heading.dx, pace.averages.dx))
+        kept = jnp.where(few, jnp.maximum(FORGET, 1 - LONGER / (t + 1)), FORGET)
+        dx = jnp.maximum(kept * state.dx, jnp.maximum(heading.dx, pace.averages.dx))
         unfollowed = averages.share**4 * averages.follow * jnp.sqrt(dx)
         step_y = ratio(self.c * jnp.minimum(1, (t + 1) / Y_START), curvature)
         step_x = ratio(state.pace.p * jnp.minimum(1, t / X_START), jnp.maximum(x_curvature / self.c_x, unfollowed / self.phi))
@@ -263,6 +279,7 @@ class Paced(Algorithm):
         u = jnp.where(state.secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
 
         quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
+        longest = state.delta_0 * jnp.maximum((1 + few * t / FADING) ** -2, 2 * SHORTEST)
         shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
         clients.report(
             hypergradient_norm=jnp.sqrt(heading.along),
@@ -278,7 +295,7 @@ class Paced(Algorithm):
             z=Point(z.x, y, u),
             m=m,
             t=state.t + 1,
-            delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, state.delta_0)),
+            delta=jnp.where(state.convex, 0, jnp.clip(quiet, shortest, longest)),
             curvature=curvature,
             x_curvature=x_curvature,
             dx=dx,
@@ -306,7 +323,8 @@ class FedPace(Paced, Penalised):
     def init(self, x: Array, y: Array, clients: Clients) -> State:
         X, Y = clients.sets
         z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
-        return self.first(z, clients.draw().mean(self.first_look, z.x, z.y), Y)
+        look = clients.draw().mean(self.first_look, z.x, z.y)
+        return self.first(z, look._replace(room=look.room * clients.everyone().active.size), Y)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = state.z, state.t.astype(state.y.dtype)
