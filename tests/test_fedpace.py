@@ -174,7 +174,6 @@ def test_weight_decays_of_a_network_are_good_for_a_y_that_has_not_seen_f():
         return sum(f(x, trained, rows) for rows in upper) / len(upper)
 
     before, after = jax.jit(partial(jax.lax.map, h))(jnp.stack([start, found.x[-1]]))
-    print(before, after, found.x[-1])
     assert found.few.all() and after < 0.7 * before
 
 
