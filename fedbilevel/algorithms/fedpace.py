@@ -35,9 +35,8 @@ has. So where g is not convex and x has few entries, δ is at most δ₀ / (1 + 
 where y's first rounds sent it: r² has |∂_x D_x h|² / (|G|² + |∇_x f|²) too, how much x's own direction changes, and of |D_x|²
 only 3/t is forgotten in a round where that is less than 5 %.
 
-The x and y that are reported are averages over the last
-ninth of the rounds. All rules are ratios: to scale x, y, f or g by a constant changes no step but for rounding. A round in
-which nobody takes part changes nothing.
+The x and y that are reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a
+constant changes no step but for rounding. A round in which nobody takes part changes nothing.
 """
 
 from __future__ import annotations
