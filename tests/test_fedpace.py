@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federations import trajectory
+from federations import trajectory, weighted
 from sklearn.datasets import load_breast_cancer
 
 import fedbilevel as fb
+from fedbilevel.aggregations import configured
 from fedbilevel.algorithms.fedpace import SHORTEST
 from fedbilevel.core.curvature import PRODUCTS, SKETCHED, derivative_along, extreme_curvatures, probe, ratio, sketch, unit
 from fedbilevel.core.participation import Bernoulli, Dropouts, Everyone, Uniform
@@ -318,6 +319,23 @@ def test_convexity_is_recognised(model, size, convex):
     confined = dataclasses.replace(population, problem=Problem(f, g, Sets(y=Ball(100.0))))
     state = first_state(confined, x, y)
     assert not state.convex and state.few and state.delta == state.delta_0 > 0
+
+
+@pytest.mark.parametrize(("counts", "few"), [((3000, 3000), True), ((45, 3), True), ((20, 18), False)])
+def test_rows_are_counted_whatever_their_number_and_weights_where_sums_have_a_bound(counts, few):
+    """x has two entries: few if all clients together have forty rows of f."""
+    rows, x = [{"a": np.sin(np.arange(n))} for n in counts], jnp.zeros(2)
+
+    def f(x, y, r):
+        return jnp.mean((y[0] * r["a"] - 1) ** 2)
+
+    def g(x, y, r):
+        return jnp.mean(jnp.cos(y[0] * r["a"] - x.sum()))
+
+    population = weighted(Population.build(Problem(f, g), rows, rows), np.array([0.7, 1.3]))
+    engine = SimulatedEngine(population, Everyone(), aggregation=configured("secure-sum(at_least=2)"))
+    state = jax.jit(engine.init)(ALGORITHM, x, jnp.ones(1), jax.random.key(0)).state.state
+    assert np.isfinite(state.delta_0) and not state.convex and state.few == few
 
 
 # --- constraints ---

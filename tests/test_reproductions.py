@@ -238,7 +238,7 @@ def test_methods_that_are_not_run_again_keep_their_stored_numbers(finished, plan
         command(*given, "FedAvg")
 
 
-def test_only_lines_that_the_plan_has_changed_are_run_and_without_any_all_is_drawn_again(plans, tmp_path):
+def test_only_lines_that_the_plan_has_changed_are_run_and_without_any_all_is_drawn_again(finished, plans, tmp_path):
     folder = shutil.copytree(plans, tmp_path / "plans")
     given = ["small", "--plans", folder, "--publish", "--changed", "--out"]
     command(*given, tmp_path / "none")
@@ -248,6 +248,10 @@ def test_only_lines_that_the_plan_has_changed_are_run_and_without_any_all_is_dra
     command(*given, tmp_path / "some")
     assert {path.name for path in tmp_path.glob("some/lines/*/*")} == {"SimFBO"}
     assert (folder / "results/small.csv").read_text() != (plans / "results/small.csv").read_text()
+    assert not Study(read("small", folder), tmp_path, plans=folder, changed=True).lines()
+    file, other = folder / "results/small.json", {"few clients": "all clients", "all clients": "few clients"}
+    file.write_text(re.sub("|".join(other), lambda name: other[name[0]], file.read_text()))
+    assert len(Study(read("small", folder), tmp_path, plans=folder, changed=True).lines()) == 4
     with pytest.raises(InputError, match=r"--changed takes the other numbers from those stored .*: leave out --quick"):
         command(*given, tmp_path / "tuned", "--tune")
 

@@ -10,6 +10,7 @@ import pytest
 
 from fedbilevel.command import main
 from fedbilevel.command.options import Settings
+from fedbilevel.engines.engine import Stretch
 from fedbilevel.engines.simulated import SimulatedEngine
 from fedbilevel.errors import Diverged, InputError
 from fedbilevel.report.grid_picture import heat_map
@@ -103,10 +104,11 @@ def test_what_does_not_fit_into_a_devices_memory_is_run_in_halves(monkeypatch):
         return in_programs(experiments, starts, observe)
 
     monkeypatch.setattr(batched_runs, "_in_programs", small)
-    for ours, theirs in zip(run_together(many), together, strict=True):
+    told = []
+    for ours, theirs in zip(run_together(many, told.append), together, strict=True):
         assert ours.status == "finished"
         np.testing.assert_allclose(ours.rows[-1]["x_error"], theirs.rows[-1]["x_error"], rtol=1e-9)
-    assert made == [7, 3, 1, 2, 4, 2, 2]
+    assert made == [7, 3, 1, 2, 4, 2, 2] and told == sorted(told) and 0 < told[-1] <= 20
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -122,11 +124,14 @@ def test_errors_that_are_no_lack_of_memory_stay_as_they_are(count, monkeypatch):
 
 
 def test_a_run_that_does_not_fit_alone_says_what_to_do(monkeypatch):
-    def full(self, *arguments):
-        raise exhausted()
+    class Late:
+        """What becomes known only when it is looked at."""
 
-    monkeypatch.setattr(SimulatedEngine, "advance", full)
-    with pytest.raises(InputError, match=r"SimFBO needs more memory for a step than the device has: .*\(chunk_size\)"):
+        def __int__(self):
+            raise exhausted(7)
+
+    monkeypatch.setattr(SimulatedEngine, "advance", lambda self, *arguments: Stretch(None, Late(), *[None] * 4))
+    with pytest.raises(InputError, match=r"SimFBO needs more memory here than the device has: .*chunk_size.* 7GiB"):
         run_together(experiments("quadratic", "simfbo", [{}], (0,)))
 
 

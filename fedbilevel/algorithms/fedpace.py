@@ -31,9 +31,10 @@ is what makes δ₀f bend in y as strongly as g does in the first round, times t
 f has fewer. (If f is linear in y, gradients are compared instead.)
 
 x has few entries if f has twenty rows or more for each. Then it hardly fits these rows, but y can, and x would suit a y that
-has. So where g is not convex and x has few entries, δ is at most δ₀ / (1 + t/50)², and x goes so that it can come back from
-where y's first rounds sent it: r² has |∂_x D_x h|² / (|G|² + |∇_x f|²) too, how much x's own direction changes, and of |D_x|²
-only 3/t is forgotten in a round where that is less than 5 %.
+has. So where δ is not 0 and x has few entries, δ is at most δ₀ / (1 + t/50)² or, if that is less, just long enough for secants,
+and x goes so that it can come back from where y's first rounds sent it: r² has |∂_x D_x h|² / (|G|² + |∇_x f|²) too, how much
+x's own direction changes, in means of the clients' own lengths; and of |D_x|² only 3/t is forgotten in a round where that is
+less than 5 %.
 
 The x and y that are reported are averages over the last ninth of the rounds. All rules are ratios: to scale x, y, f or g by a
 constant changes no step but for rounding. A round in which nobody takes part changes nothing.
@@ -75,7 +76,7 @@ class Look(NamedTuple):
     least: Array
     bends: Array  # f's largest curvature in y over g's
     rows: Array  # of f over those of g
-    room: Array  # rows of f for each entry of x
+    enough: Array  # rows of f over those that x has few entries with; at most 1, as sums of which no part is seen are bounded
     gy: Array  # |∇_y g|²
     fy: Array  # |∇_y f|²
 
@@ -123,7 +124,7 @@ class State(NamedTuple):
     m: Point
     t: Array  # rounds so far
     convex: Array
-    few: Array  # whether g is not convex, and x has too few entries to fit f's rows
+    few: Array  # whether δ is not 0, and x has too few entries to fit f's rows
     delta_0: Array
     delta: Array
     curvature: Array  # L
@@ -188,9 +189,9 @@ class Paced(Algorithm):
         largest, least = extreme_curvatures(lambda v: problem.gyy(x, y, batch, v), y)
         bends = ratio(extreme_curvatures(lambda v: derivative_along(lambda y: problem.fy(x, y, batch), y, v)[1], y)[0], largest)
         upper, lower = (number.astype(y.dtype) for number in client.rows)
-        room = ratio(upper, client.weight.astype(y.dtype)) / x.size  # the average of which counts every row once
+        enough = ratio(jnp.minimum(1, upper / (FEW * x.size)), client.weight.astype(y.dtype))  # so that each row counts once
         gy, fy = squared(problem.gy(x, y, batch)), squared(problem.fy(x, y, batch))
-        return Look(largest, least, bends, upper / lower, room, gy, fy)
+        return Look(largest, least, bends, upper / lower, enough, gy, fy)
 
     @at_client
     def answer(self, client: Client, z: Point, delta: Array, secant: Array) -> tuple[Point, Measured, Array]:
@@ -235,7 +236,7 @@ class Paced(Algorithm):
             m=jax.tree.map(jnp.zeros_like, z),
             t=jnp.int32(0),
             convex=convex,
-            few=~convex & (look.room >= FEW),
+            few=~convex & (look.enough >= 1),
             delta_0=delta_0,
             delta=jnp.where(convex, 0, delta_0),
             curvature=look.largest,
@@ -323,7 +324,7 @@ class FedPace(Paced, Penalised):
         X, Y = clients.sets
         z = Point(X.project(x), Y.project(y), jnp.zeros_like(y))
         look = clients.draw().mean(self.first_look, z.x, z.y)
-        return self.first(z, look._replace(room=look.room * clients.everyone().active.size), Y)
+        return self.first(z, look._replace(enough=look.enough * clients.everyone().active.size), Y)
 
     def step(self, state: State, clients: Clients, key: Array) -> State:
         z, t = state.z, state.t.astype(state.y.dtype)

@@ -41,7 +41,7 @@ def reproduce(
     ] = "",
     changed: Annotated[
         bool,
-        typer.Option("--changed", help="Run only the lines that differ from those stored beside the plan."),
+        typer.Option("--changed", help="Run only the lines that the plan has changed since they were stored."),
     ] = False,
     settings: SettingsFile = None,
     plans: Annotated[Path | None, typer.Option(help="Folder of plans of your own; the project's unless given.")] = None,

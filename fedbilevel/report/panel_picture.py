@@ -79,9 +79,10 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         in_view += values
         low, high = ([v + sign * w for v, w in zip(values, width, strict=True)] for sign in (-1, 1))
         axis.fill_between(at, low, high, color=look(k)["color"], alpha=0.15, linewidth=0)
+    in_view = [y for y in in_view if np.isfinite(y)]
     if plan.scale == "percent":  # stretched towards 100, where methods differ
         axis.set_yscale("function", functions=(lambda v: -np.log(PERFECT - np.minimum(v, 100)), lambda s: PERFECT - np.exp(-s)))
-        axis.yaxis.set_major_locator(FixedLocator(TICKS if max(in_view) > TICKS[1] else LOW_TICKS))
+        axis.yaxis.set_major_locator(FixedLocator(TICKS if max(in_view, default=100) > TICKS[1] else LOW_TICKS))
         axis.yaxis.set_major_formatter("{x:g}")
     if plan.scale == "error":
         axis.set_yscale("log")
@@ -89,7 +90,7 @@ def _panel(axis: Any, plan: Reproduction, panel: Panel, results: Results, positi
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_locator(NullLocator())
     scale = axis.yaxis.get_transform()
-    low, high = scale.transform(np.array([min(in_view), max(in_view)]))
+    low, high = scale.transform(np.array([min(in_view, default=0), max(in_view, default=0)]))
     if 0 < high - low < np.inf:
         axis.set_ylim(scale.inverted().transform(np.array([low - MARGIN * (high - low), high + MARGIN * (high - low)])))
     axis.xaxis.set_major_locator(MaxNLocator(5))

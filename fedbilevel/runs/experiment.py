@@ -27,7 +27,7 @@ from fedbilevel.core.problem import LOSSES, Tree
 from fedbilevel.core.randomness import fold_in
 from fedbilevel.core.traffic import Totals, Traffic
 from fedbilevel.engines.engine import ABSENCES, UNLIMITED, Engine, Limits, Stretch
-from fedbilevel.errors import Diverged, InputError, NotFinite
+from fedbilevel.errors import Diverged, InputError, NotFinite, in_one_line
 from fedbilevel.runs.ending import Result
 from fedbilevel.runs.options import RunOptions
 from fedbilevel.runs.spending import EPSILON, Spending
@@ -147,7 +147,7 @@ class Experiment:
             limits = Limits(due - rounds, budget, stretch.end(moment.step, last), last)
             with self._explained(moment):
                 made = self.engine.advance(self.algorithm, moment.state, moment.step, key, limits)
-            step, more = int(made.step), bool(made.more)
+                step, more = int(made.step), bool(made.more)
             now = time.perf_counter()
             stretch.took(step - moment.step, now - called)
             reported = self.reported(made) if step > moment.step else moment.reported
@@ -178,8 +178,8 @@ class Experiment:
             if not out_of_memory(error):
                 raise
             raise InputError(
-                f"{called(self.algorithm)} needs more memory for a step than the device has: "
-                "compute fewer clients at once (chunk_size), or give smaller minibatches"
+                f"{called(self.algorithm)} needs more memory here than the device has: compute fewer clients at once "
+                f"(chunk_size), or give smaller minibatches ({in_one_line(error)})"
             ) from None
 
     def reported(self, made: Stretch) -> Numbers:

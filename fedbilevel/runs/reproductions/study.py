@@ -44,7 +44,17 @@ from fedbilevel.settings import nearest
 from fedbilevel.user_files import naming, read_json
 
 Kind = Literal["search", "tuning", "lines"]  # what is made of a line: its search, its grid, its reported runs
+Lines = Mapping[tuple[str, str], Sweep]  # by panel and method
 Observe = Callable[[int, str], None]  # called with the number of finished lines, and with what is under way
+
+
+@dataclass(frozen=True)
+class DescribedLine:
+    """A line of a stored description."""
+
+    panel: str
+    method: str
+    sweep: Mapping[str, Any]  # as `Sweep.plain` returns it
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Description:
     """What was run, stored with the numbers so that they are shown only beside the plan that they come from."""
 
     metric: str
-    lines: Sequence[Mapping[str, Any]]  # as `Sweep.plain` returns them
+    lines: Sequence[DescribedLine]
 
 
 class Study:
@@ -181,12 +191,13 @@ class Study:
 
     def _is_stored(self, panel: Panel, method: Method) -> bool:
         metric, lines = self._stored
-        return metric == self.reproduction.metric and _without_data(self.line(panel, method)) in lines
+        known = lines.get((panel.name, method.name))
+        return metric == self.reproduction.metric and known == _without_data(self.line(panel, method))
 
     @functools.cached_property
-    def _stored(self) -> tuple[str, list[Sweep]]:
+    def _stored(self) -> tuple[str, Lines]:
         """The metric and the lines that the stored numbers come from; none if nothing is stored."""
-        return _read(self._described) if self._described.exists() else ("", [])
+        return _read(self._described) if self._described.exists() else ("", {})
 
     @property
     def _described(self) -> Path:
@@ -221,14 +232,14 @@ class Study:
 
     def description(self) -> Description:
         """The description of its runs."""
-        return Description(self.reproduction.metric, [line.plain() for line in self._lines()])
+        return Description(self.reproduction.metric, [DescribedLine(*of, line.plain()) for of, line in self._lines().items()])
 
     def made(self, file: Path) -> bool:
         """Whether a stored description is of this study's runs."""
         return _read(file) == (self.reproduction.metric, self._lines())
 
-    def _lines(self) -> list[Sweep]:
-        return [_without_data(self.line(panel, method)) for panel, method in self.reproduction.lines()]
+    def _lines(self) -> Lines:
+        return {(p.name, m.name): _without_data(self.line(p, m)) for p, m in self.reproduction.lines()}
 
     def outcome(self, panel: Panel, method: Method) -> Cell:
         """A line's runs, one for each seed."""
@@ -318,11 +329,11 @@ def _endurance(cell: Cell) -> float:
     return min(float(outcome.rows[-1]["rounds"] or 0) if outcome.rows else -1.0 for outcome in cell.outcomes)
 
 
-def _read(description: Path) -> tuple[str, list[Sweep]]:
+def _read(description: Path) -> tuple[str, Lines]:
     """The metric and the lines of a stored description."""
     stored = read_json(description, Description)
     with naming(description):
-        return stored.metric, [_without_data(Sweep.read(line)) for line in stored.lines]
+        return stored.metric, {(line.panel, line.method): _without_data(Sweep.read(line.sweep)) for line in stored.lines}
 
 
 def _without_data(sweep: Sweep) -> Sweep:

@@ -85,11 +85,18 @@ def continue_together(experiments: Sequence[Experiment], starts: Starts, observe
     except jax.errors.JaxRuntimeError as error:
         if len(experiments) == 1 or not out_of_memory(error):
             raise
-    half = len(experiments) // 2  # outside of the handler, since the error holds on to what was in memory
-    return [
-        *continue_together(experiments[:half], starts[:half], observe),
-        *continue_together(experiments[half:], starts[half:], observe),
-    ]
+    count, reached = len(experiments), 0  # outside of the handler, since the error holds on to what was in memory
+    half = count // 2
+
+    def first_half(rounds: int) -> None:
+        nonlocal reached
+        reached = rounds
+        observe(rounds * half // count)
+
+    ended = continue_together(experiments[:half], starts[:half], first_half)
+    return ended + continue_together(
+        experiments[half:], starts[half:], lambda rounds: observe((reached * half + rounds * (count - half)) // count)
+    )
 
 
 def _in_programs(experiments: Sequence[Experiment], starts: Starts, observe: Observe) -> list[Ended]:
