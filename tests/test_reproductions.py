@@ -625,7 +625,6 @@ methods = [{ name = "FedAvg", algorithm = "fedavg" }]
 def test_a_search_and_its_lines_go_on_where_the_data_is_now(tmp_path):
     (tmp_path / "new.toml").write_text(PHOTOGRAPHS)
     made = read("new", tmp_path)
-    [(panel, method)] = made.lines()
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     images = np.random.default_rng(0).integers(256, size=(60, 32, 32, 3), dtype=np.uint8)
@@ -633,17 +632,16 @@ def test_a_search_and_its_lines_go_on_where_the_data_is_now(tmp_path):
     arrays = {"train_images": images, "train_labels": labels, "test_images": images, "test_labels": labels}
     np.savez(there / "cifar10-subset.npz", **arrays)
     begun = Study(made, tmp_path / "out", str(there), tmp_path)
-    begun.search_line(panel, method)
-    tuned.tuned_file("new", tmp_path).write_text(tuned.tuned_text("new", "test_accuracy", [begun._found(panel, method)], True))
-    begun.run_line(panel, method)
+    begun.tune()
+    begun.run()
     done = {file: file.read_text() for file in (tmp_path / "out").rglob("results.jsonl")}
     assert len(done) == 2
     for file, text in done.items():
         file.write_text("".join(text.splitlines(keepends=True)[:-1]))
     there.rename(here)
     again = Study(made, tmp_path / "out", str(here), tmp_path)
-    again.search_line(panel, method)
-    again.run_line(panel, method)
+    again.tune()
+    again.run()
     assert {file: len(file.read_text().splitlines()) for file in done} == {f: len(t.splitlines()) for f, t in done.items()}
 
 

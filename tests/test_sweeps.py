@@ -95,7 +95,7 @@ def exhausted(size=1):
 def test_what_does_not_fit_into_a_devices_memory_is_run_in_halves(monkeypatch):
     many = experiments("quadratic", "simfbo", [dict(gamma_x=0.01 * k) for k in range(1, 8)], (0,), rounds=20)
     together, made = run_together(many), []
-    in_programs = batched_runs._in_programs
+    in_programs = batched_runs.in_programs
 
     def small(experiments, starts, observe):
         made.append(len(experiments))
@@ -103,7 +103,7 @@ def test_what_does_not_fit_into_a_devices_memory_is_run_in_halves(monkeypatch):
             raise exhausted(len(experiments))
         return in_programs(experiments, starts, observe)
 
-    monkeypatch.setattr(batched_runs, "_in_programs", small)
+    monkeypatch.setattr(batched_runs, "in_programs", small)
     told = []
     for ours, theirs in zip(run_together(many, told.append), together, strict=True):
         assert ours.status == "finished"
@@ -111,16 +111,14 @@ def test_what_does_not_fit_into_a_devices_memory_is_run_in_halves(monkeypatch):
     assert made == [7, 3, 1, 2, 4, 2, 2] and told == sorted(told) and 0 < told[-1] <= 20
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_errors_that_are_no_lack_of_memory_stay_as_they_are(count, monkeypatch):
-    def broken(self, *arguments):
+@pytest.mark.parametrize(("count", "where", "what"), [(1, SimulatedEngine, "advance"), (3, batched_runs, "in_programs")])
+def test_errors_that_are_no_lack_of_memory_stay_as_they_are(count, where, what, monkeypatch):
+    def broken(*arguments):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    monkeypatch.setattr(batched_runs, "_begun", broken)
-    monkeypatch.setattr(SimulatedEngine, "advance", broken)
-    many = experiments("quadratic", "simfbo", [dict(gamma_x=0.01 * k) for k in range(1, count + 1)], (0,))
+    monkeypatch.setattr(where, what, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        batched_runs._one_program(many, [None] * count, lambda rounds: None)
+        run_together(experiments("quadratic", "simfbo", [dict(gamma_x=0.01 * k) for k in range(1, count + 1)], (0,)))
 
 
 def test_a_run_that_does_not_fit_alone_says_what_to_do(monkeypatch):

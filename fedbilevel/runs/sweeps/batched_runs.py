@@ -81,7 +81,7 @@ def continue_together(experiments: Sequence[Experiment], starts: Starts, observe
     if any(e.task is not first.task for e in experiments):
         raise InputError("experiments that run together must have one and the same task")
     try:
-        return _in_programs(experiments, starts, observe)
+        return in_programs(experiments, starts, observe)
     except jax.errors.JaxRuntimeError as error:
         if len(experiments) == 1 or not out_of_memory(error):
             raise
@@ -99,7 +99,7 @@ def continue_together(experiments: Sequence[Experiment], starts: Starts, observe
     )
 
 
-def _in_programs(experiments: Sequence[Experiment], starts: Starts, observe: Observe) -> list[Ended]:
+def in_programs(experiments: Sequence[Experiment], starts: Starts, observe: Observe) -> list[Ended]:
     """The same at once, in a program for each core of a CPU, and in one on other devices."""
     cores = available_cores() if jax.default_backend() == "cpu" else 1
     count = min(cores, -(-len(experiments) // WORTH_A_PROGRAM))
