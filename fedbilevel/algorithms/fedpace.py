@@ -279,8 +279,9 @@ class Paced(Algorithm):
         u = jnp.where(state.secant, ratio(Y.project(y + state.delta * u) - y, state.delta), u)
 
         quiet = HEARD * jnp.sqrt(ratio(averages.noise, seen.fy))
-        longest = state.delta_0 * jnp.maximum((1 + few * t / FADING) ** -2, 2 * SHORTEST)
-        shortest = 0 if Y == EVERYWHERE else 2 * SHORTEST * state.delta_0
+        secants_stay = 2 * SHORTEST * state.delta_0
+        longest = jnp.maximum(state.delta_0 * (1 + few * t / FADING) ** -2, secants_stay)
+        shortest = 0 if Y == EVERYWHERE else secants_stay
         clients.report(
             hypergradient_norm=jnp.sqrt(heading.along),
             u_norm=jnp.linalg.norm(u),

@@ -75,9 +75,9 @@ def require_memory(what: str, needed: float, remedy: str) -> None:
         )
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether this is what JAX raises where a device has too little memory for a program."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+def out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether JAX raised this because a device has too little memory for a program."""
+    return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _placed(tree: Tree, how: PartitionSpec) -> Tree:

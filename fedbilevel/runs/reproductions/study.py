@@ -35,9 +35,11 @@ from fedbilevel.runs.reproductions.plan import (
 from fedbilevel.runs.reproductions.tuned import FOLDER, tuned_file, tuned_text
 from fedbilevel.runs.sweeps.batched_runs import DIVERGED
 from fedbilevel.runs.sweeps.cell import Cell
+from fedbilevel.runs.sweeps.described_folder import DescribedFolder
 from fedbilevel.runs.sweeps.folder import SweepFolder
 from fedbilevel.runs.sweeps.sweep import Sweep, untied
 from fedbilevel.runs.tuning.folder import TuningFolder
+from fedbilevel.runs.tuning.tuning import Tuning
 from fedbilevel.runs.versions import changes_since
 from fedbilevel.runs.workers import Here, Workers
 from fedbilevel.settings import nearest
@@ -110,12 +112,7 @@ class Study:
     def search_line(self, panel: Panel, method: Method, observe: Callable[[int], None] = lambda rounds: None) -> None:
         """Make the search of one line, as `fedbilevel tune` does."""
         path, tuning = self._folder("search", panel, method), self.reproduction.searching(panel, method, self._data)
-        if (path / TuningFolder.FILE).exists():
-            known = TuningFolder(path)
-            if replace(known.described, data=tuning.data) != tuning:
-                shutil.rmtree(path)  # it is of another plan
-            else:
-                known.move_data(tuning)
+        _keep_if_same(TuningFolder(path), tuning)
         TuningFolder.create(path, tuning).execute(observe=lambda done, of, word: observe(done))
 
     def _found(self, panel: Panel, method: Method) -> dict[str, Any]:
@@ -266,11 +263,8 @@ class Study:
         return stored
 
     def _run(self, path: Path, sweep: Sweep, observe: Callable[[int], None]) -> None:
-        if (path / "sweep.json").exists() and _without_data(SweepFolder(path).sweep) != _without_data(sweep):
-            shutil.rmtree(path)  # it is of another plan, or of values that are no longer the chosen ones
-        if (path / "sweep.json").exists():
-            SweepFolder(path).move_data(sweep)
-        else:
+        _keep_if_same(SweepFolder(path), sweep)
+        if not (path / SweepFolder.FILE).exists():
             SweepFolder.create(path, sweep)
         SweepFolder(path).execute(lambda done, together, rounds: observe(rounds))
 
@@ -318,6 +312,16 @@ def _work(sweep: Sweep, cell: Cell) -> list[list[Work]]:
         tally.at([int(row["step"] or 0) for row in outcome.rows], seed)
         for seed, outcome in zip(sweep.seed_numbers(), cell.outcomes, strict=True)
     ]
+
+
+def _keep_if_same(folder: DescribedFolder[Any], given: Tuning | Sweep) -> None:
+    """Remove the folder if it is of another plan, or of values no longer chosen; if not, its data is where it is now."""
+    if (folder.path / folder.FILE).exists():
+        known = folder.described
+        if replace(known, data=given.data) != given:
+            shutil.rmtree(folder.path)
+        elif known.data != given.data:
+            folder.move_data(given)
 
 
 def _mean(cell: Cell, metric: str) -> float | str:
